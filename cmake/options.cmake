@@ -1,0 +1,56 @@
+# One warning list, and the three shapes of target that this project has.
+
+set(BASIN_WARNINGS
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wcast-align
+    -Wnon-virtual-dtor -Woverloaded-virtual -Wnull-dereference -Wduplicated-cond -Wlogical-op -Wformat=2)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  list(REMOVE_ITEM BASIN_WARNINGS -Wduplicated-cond -Wlogical-op)
+endif()
+
+function(basin_target_options target)
+  target_compile_options(${target} PRIVATE ${BASIN_WARNINGS})
+  if(BASIN_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  # One rounding per operation unless the source says fma: contraction would let the compiler choose the order.
+  target_compile_options(${target} PRIVATE -ffp-contract=off)
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  if(BASIN_SANITIZE)
+    target_compile_options(${target} PUBLIC -fsanitize=address,undefined -fno-sanitize-recover=all
+                                            -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=address,undefined)
+  endif()
+endfunction()
+
+# basin_module(name SOURCES a.cc ... [DEPENDS other modules] [LINK libraries]) -> static library basin_<name>
+function(basin_module name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LINK" ${ARGN})
+  add_library(basin_${name} STATIC ${arg_SOURCES})
+  add_library(basin::${name} ALIAS basin_${name})
+  basin_target_options(basin_${name})
+  list(TRANSFORM arg_DEPENDS PREPEND basin_)
+  target_link_libraries(basin_${name} PUBLIC ${arg_DEPENDS} PRIVATE fmt::fmt-header-only ${arg_LINK})
+endfunction()
+
+# basin_test(name SOURCES a.cc ... DEPENDS modules [LINK libraries] [LABELS labels] [ENVIRONMENT A=B]):
+# one executable, one CTest entry per GoogleTest case. tests/ and src/ are on its include path.
+function(basin_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LINK;LABELS;ENVIRONMENT" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  basin_target_options(${name})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  list(TRANSFORM arg_DEPENDS PREPEND basin_)
+  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} fmt::fmt-header-only GTest::gmock_main ${arg_LINK})
+  target_compile_definitions(${name} PRIVATE BASIN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES LABELS "cpu;${arg_LABELS}"
+                                                                  ENVIRONMENT "${arg_ENVIRONMENT}")
+endfunction()
+
+# basin_bench(name SOURCES a.cc ... DEPENDS modules): a Google Benchmark executable, not run by CTest.
+function(basin_bench name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  basin_target_options(${name})
+  list(TRANSFORM arg_DEPENDS PREPEND basin_)
+  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} fmt::fmt-header-only benchmark::benchmark)
+endfunction()

@@ -1,0 +1,82 @@
+// What every decoder-only model gives the engine: its shape, and one pass over a chunk of tokens.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "basin/base/thread_pool.h"
+#include "ops/linear.h"
+#include "ops/rope.h"
+
+namespace basin::text {
+class Tokenizer;
+}
+namespace basin::kv {
+class Cache;
+}
+
+namespace basin::models {
+
+/// How one layer attends, before any request's streaming window.
+struct LayerAttention {
+  std::int64_t window = 0;  // keys visible including self; 0 = all
+  bool sink_logit = false;
+};
+
+struct ModelConfig {
+  std::string architecture;     // "llama", "qwen3"
+  std::int64_t vocabulary = 0;
+  std::int64_t hidden = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t h_q = 0, h_kv = 0, d_head = 0;
+  std::int64_t context = 0;     // trained context, in tokens
+  double rms_norm_eps = 0.0;
+  bool tied_embeddings = false;
+  ops::RopeConfig rope;
+  ops::RopeLayout rope_layout = ops::RopeLayout::half;
+  std::vector<LayerAttention> layers;  // [layer count]
+};
+
+/// One chunk of one sequence.
+struct Chunk {
+  std::span<const std::int32_t> tokens;  // [t], consecutive
+  std::int64_t logical_position = 0;     // of tokens[0]
+};
+
+/// Which rows of logits a pass produces.
+enum class LogitsRows { none, last, all };
+
+class Model {
+ public:
+  virtual ~Model() = default;
+  virtual const ModelConfig& config() const = 0;
+  virtual std::int64_t parameters() const = 0;
+  virtual std::int64_t weight_bytes() const = 0;
+
+  /// Appends the chunk's keys and values to `cache` and, for the wanted rows, writes logits
+  /// [rows, vocabulary] (float32). `cache` decides what is visible and how keys are rotated.
+  virtual void forward(const Chunk& chunk, kv::Cache& cache, ops::Compute compute, LogitsRows rows,
+                       std::vector<float>& logits, ThreadPool& pool) = 0;
+};
+
+/// What a MODEL argument names: a directory in the Hugging Face layout, a .gguf file, or a .safetensors file
+/// beside its config.json.
+struct Loaded {
+  std::unique_ptr<Model> model;                      // not null
+  std::shared_ptr<const text::Tokenizer> tokenizer;  // null when the checkpoint has none (test models)
+  std::string default_system;                        // system message the chat template puts first, may be empty
+};
+
+/// Throws Error(not_found | corrupt | unsupported | io). Every tensor is consumed or refused by name.
+Loaded load(const std::filesystem::path& path);
+
+
+/// Names of the supported architectures, for messages.
+std::string supported_architectures();
+
+}  // namespace basin::models

@@ -1,0 +1,46 @@
+// y = x W^T (+ bias) for weights that stay in their stored (possibly quantised) form.
+//
+// Promise: each output element is one fixed sequence of operations over K that depends on the weight's dtype
+// and the `Compute` only, never on the number of rows, on threads or on tiles. So a token's result is bitwise
+// the same alone and in any batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "basin/base/dtype.h"
+#include "basin/base/thread_pool.h"
+
+namespace basin::ops {
+
+/// How activations enter a product. fp32: kept in float, weights widened to float. fast: bf16 pairs for bf16
+/// weights (where the CPU has them), int8 blocks of 32 for q8_0 and q4_1 weights, float for the rest.
+enum class Compute { fp32, fast };
+
+/// A weight in row-major storage, [outputs, inputs]; borrowed (usually a mapped file), any alignment.
+struct WeightMatrix {
+  const std::byte* data = nullptr;  // not null
+  DType dtype = DType::f32;         // f32, f16, bf16, q8_0, q4_1
+  std::int64_t outputs = 0;
+  std::int64_t inputs = 0;  // a multiple of the dtype's block
+
+  std::int64_t row_bytes() const { return inputs / block_elements(dtype) * block_bytes(dtype); }
+};
+
+/// One product of a shared input.
+struct LinearOutput {
+  const WeightMatrix* weight = nullptr;  // not null; all weights of one call have the same `inputs`
+  const float* bias = nullptr;           // [outputs], may be null
+  float* y = nullptr;                    // [tokens, outputs], rows y_stride apart
+  std::int64_t y_stride = 0;             // elements
+};
+
+/// Computes every product of `outputs` for x [tokens, inputs] (rows x_stride apart). Weights of different
+/// dtypes may share a call. Throws Error(invalid_argument) on shape mismatch, Error(unsupported) on dtype.
+void linear(const float* x, std::int64_t x_stride, std::int64_t tokens, std::span<const LinearOutput> outputs,
+            Compute compute, ThreadPool& pool);
+
+/// Widens one stored row to float: out[inputs]. Used for embeddings. Exact for every dtype.
+void widen_row(const WeightMatrix& weight, std::int64_t row, float* out);
+
+}  // namespace basin::ops

@@ -1,0 +1,58 @@
+// Rotary position embedding: frequencies of the published variants, and rotation at any int64 position.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "basin/base/thread_pool.h"
+#include "basin/tensor/view.h"
+
+namespace basin::ops {
+
+enum class RopeType { standard, linear, llama3, yarn };
+
+/// Pairs rotated together: `half` = (i, i + d/2) as in Hugging Face; `interleaved` = (2i, 2i + 1) as in GGUF
+/// files of the llama architecture.
+enum class RopeLayout { half, interleaved };
+
+struct RopeConfig {
+  RopeType type = RopeType::standard;
+  double theta = 10000.0;
+  std::int64_t rotary_dim = 0;  // even, <= head size
+  double factor = 1.0;          // linear, llama3, yarn
+  // llama3
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  // llama3, yarn
+  std::int64_t original_context = 0;
+  // yarn
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  bool truncate = true;
+  double attention_factor = 0.0;  // 0 = 0.1 ln(factor) + 1 (with mscale / mscale_all_dim as in transformers)
+  double mscale = 0.0;
+  double mscale_all_dim = 0.0;
+};
+
+/// Frequencies computed once in double. Angles p * f are reduced to [-pi, pi] in double (or better) before
+/// sine and cosine, so position 4,000,000 is as exact as position 4.
+class Rope {
+ public:
+  Rope(const RopeConfig& config, RopeLayout layout);
+
+  std::span<const double> frequencies() const { return frequencies_; }  // [rotary_dim / 2]
+  double attention_factor() const { return attention_factor_; }         // multiplies cosine and sine
+
+  /// out[t, h, :] = rotation of x[t, h, :] by position[t]. x is f32 [tokens, heads, d], out any of f32, f16,
+  /// bf16 of the same shape (may alias x when f32). Dimensions >= rotary_dim are copied.
+  void rotate(ConstView x, std::span<const std::int64_t> positions, View out, ThreadPool& pool) const;
+
+ private:
+  std::vector<double> frequencies_;
+  double attention_factor_ = 1.0;
+  std::int64_t rotary_dim_ = 0;
+  RopeLayout layout_ = RopeLayout::half;
+};
+
+}  // namespace basin::ops

@@ -1,0 +1,52 @@
+// A checkpoint as a table of named tensors over mapped files. Formats differ, this view does not.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "basin/base/dtype.h"
+
+namespace basin::weights {
+
+/// One tensor of a file. `data` points into a mapping that lives as long as the Checkpoint.
+struct Tensor {
+  std::string name;
+  DType dtype = DType::f32;
+  std::vector<std::int64_t> shape;  // row-major, outermost first, also for GGUF
+  const std::byte* data = nullptr;  // any alignment
+  std::uint64_t bytes = 0;
+};
+
+/// A read-only mapped file. Throws Error(not_found | io).
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  const std::byte* data() const { return data_; }
+  std::uint64_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+/// safetensors: header checked in full (length, JSON, dtype, shape x dtype = range, overlap, holes, duplicate
+/// names) before anything is returned. Throws Error(corrupt | not_found | io) naming the file and the tensor.
+struct SafetensorsFile {
+  std::shared_ptr<const MappedFile> file;
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+SafetensorsFile read_safetensors(const std::filesystem::path& path);
+
+/// Writes atomically (temporary file in the same directory, fsync, rename). Throws Error(io).
+void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace basin::weights
