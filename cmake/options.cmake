@@ -54,3 +54,25 @@ function(basin_bench name)
   list(TRANSFORM arg_DEPENDS PREPEND basin_)
   target_link_libraries(${name} PRIVATE ${arg_DEPENDS} fmt::fmt-header-only benchmark::benchmark)
 endfunction()
+
+# basin_cpu_kernels(module source.cc ...): compiles each source once per CPU target and adds the objects to
+# basin_<module>. The source sees BASIN_TARGET = generic | avx2 | avx512_bf16, and puts everything it defines into
+# namespace basin::...::BASIN_TARGET; Highway's static dispatch follows the flags. Such a source must not emit
+# inline or template functions of shared headers (the linker would keep one copy, built for any target), so it
+# includes only plain declarations, intrinsics and Highway; tools/check_kernel_symbols.py holds it to that.
+function(basin_cpu_kernels module)
+  set(flags_generic "")
+  set(flags_avx2 -march=haswell -mtune=generic)
+  set(flags_avx512_bf16 -march=cooperlake -mtune=generic -mprefer-vector-width=512)
+  foreach(target generic avx2 avx512_bf16)
+    if(NOT target STREQUAL generic AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+      continue()
+    endif()
+    set(objects basin_${module}_${target})
+    add_library(${objects} OBJECT ${ARGN})
+    basin_target_options(${objects})
+    target_compile_definitions(${objects} PRIVATE BASIN_TARGET=${target} BASIN_TARGET_${target}=1)
+    target_compile_options(${objects} PRIVATE ${flags_${target}})
+    target_sources(basin_${module} PRIVATE $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+endfunction()
