@@ -76,3 +76,19 @@ function(basin_cpu_kernels module)
     target_sources(basin_${module} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
 endfunction()
+
+# The interpreter for tests written in Python: the one of ./test's virtual environment when it is there.
+if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/../.venv/bin/python)
+  set(BASIN_PYTHON ${CMAKE_CURRENT_LIST_DIR}/../.venv/bin/python CACHE FILEPATH "Python for tests")
+else()
+  set(BASIN_PYTHON python3 CACHE FILEPATH "Python for tests")
+endif()
+
+# basin_python_test(name script.py [LABELS labels]): a unittest script; it finds the program in BASIN_BINARY.
+function(basin_python_test name script)
+  cmake_parse_arguments(arg "" "" "LABELS" ${ARGN})
+  add_test(NAME ${name} COMMAND ${BASIN_PYTHON} ${CMAKE_CURRENT_SOURCE_DIR}/${script})
+  set_tests_properties(${name} PROPERTIES
+    LABELS "cpu;${arg_LABELS}"
+    ENVIRONMENT "BASIN_BINARY=$<TARGET_FILE:basin>;BASIN_SOURCE_DIR=${PROJECT_SOURCE_DIR}")
+endfunction()
