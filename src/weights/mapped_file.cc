@@ -1,0 +1,47 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "basin/base/error.h"
+#include "weights/weights.h"
+
+namespace basin::weights {
+
+MappedFile::MappedFile(const std::filesystem::path& path) {
+  const auto fail = [&](const char* what) {
+    const int error = errno;
+    throw Error(error == ENOENT || error == ENOTDIR ? ErrorCode::not_found : ErrorCode::io,
+                fmt::format("{}: cannot {}: {}", path.string(), what, std::strerror(error)));
+  };
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) fail("open");
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0) {
+    ::close(descriptor);
+    fail("stat");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    ::close(descriptor);
+    throw Error(ErrorCode::io, fmt::format("{} is not a regular file", path.string()));
+  }
+  size_ = static_cast<std::uint64_t>(status.st_size);
+  if (size_ == 0) {  // an empty mapping is not allowed; a null pointer with size 0 says the same
+    ::close(descriptor);
+    return;
+  }
+  void* mapping = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
+  ::close(descriptor);
+  if (mapping == MAP_FAILED) fail("map");
+  data_ = static_cast<const std::byte*>(mapping);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+}
+
+}  // namespace basin::weights
