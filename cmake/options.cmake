@@ -71,7 +71,8 @@ function(basin_cpu_kernels module)
     set(objects basin_${module}_${target})
     add_library(${objects} OBJECT ${ARGN})
     basin_target_options(${objects})
-    target_compile_definitions(${objects} PRIVATE BASIN_TARGET=${target} BASIN_TARGET_${target}=1)
+    target_compile_definitions(${objects} PRIVATE BASIN_TARGET=${target} BASIN_TARGET_${target}=1
+                               HWY_DISABLE_PCLMUL_AES=1)  # -march=haswell has no AES, which we never use
     target_compile_options(${objects} PRIVATE ${flags_${target}})
     target_sources(basin_${module} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()

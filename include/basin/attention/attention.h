@@ -25,7 +25,7 @@ struct Ran {
 /// written then.
 Ran forward(const Forward& problem, Backend backend, ThreadPool& pool);
 
-/// Runs attention backward (reference only today: dtypes f64 and f32, maths in double).
+/// Runs attention backward. Only the reference has it: any dtype, maths in double.
 Ran backward(const Backward& problem, Backend backend, ThreadPool& pool);
 
 }  // namespace basin::attention

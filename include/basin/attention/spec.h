@@ -18,9 +18,9 @@ namespace basin::attention {
 /// with p = kv_tokens - q_tokens + i for query i (bottom-right alignment; p may be negative).
 struct Mask {
   bool causal = true;
-  std::int64_t window = 0;        // visible recent keys including self: p - j < window; 0 = unlimited
+  std::int64_t window = 0;         // visible recent keys including self: p - j < window; 0 = unlimited
   std::int64_t window_right = -1;  // j - p <= window_right; -1 = unlimited
-  std::int64_t sink_tokens = 0;   // the first sink_tokens keys stay visible (but never beyond `causal`)
+  std::int64_t sink_tokens = 0;    // the first sink_tokens keys stay visible (but never beyond `causal`)
 };
 
 /// The arithmetic of one attention call, apart from the data.
@@ -59,7 +59,7 @@ struct Forward {
   float* lse_with_sink = nullptr;  // [h_q, total_q] logaddexp(lse, sink_logit); may be null
 };
 
-/// Inputs and outputs of a backward pass. `out` and `lse_with_sink` are those of the forward pass.
+/// Inputs and outputs of a backward pass: gradients of sum(out * dout) + sum(lse_with_sink * dlse_with_sink).
 struct Backward {
   Spec spec;
   std::span<const Sequence> sequences;  // [b]

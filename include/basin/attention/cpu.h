@@ -1,0 +1,26 @@
+// The fast CPU path of attention: f32, f16 and bf16 storage, fp32 accumulation, every feature of spec.h.
+//
+// Promise: a row of the output depends, bit for bit, on its own visible keys only. Chunk size, page size, batch,
+// threads, masked or absent neighbours do not change it (src/attention/cpu/constants.h has the order of operations).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "basin/attention/spec.h"
+#include "basin/base/thread_pool.h"
+
+namespace basin::attention::cpu {
+
+/// Empty when this path can run the problem, else one sentence that names what was asked for and what exists.
+/// Looks at dtypes, head sizes and strides only.
+std::string supported(const Forward& problem);
+
+/// Runs a problem whose shapes and lengths have been checked. Throws Error(unsupported) with the text of
+/// `supported` when that is not empty; nothing has been written then.
+void forward(const Forward& problem, ThreadPool& pool);
+
+/// The compiled target that `forward` uses in this process: "generic", "avx2" or "avx512_bf16".
+std::string_view target_name();
+
+}  // namespace basin::attention::cpu

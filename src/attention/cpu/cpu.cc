@@ -1,0 +1,419 @@
+#include "basin/attention/cpu.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/cpu/kernel.h"
+#include "basin/attention/mask.h"
+#include "basin/attention/softmax_state.h"
+#include "basin/base/cpu_target.h"
+#include "basin/base/error.h"
+
+namespace basin::attention::cpu {
+namespace {
+
+constexpr double kLog2E = 1.442695040888963407359925;
+constexpr double kLn2 = 0.693147180559945309417232;
+
+const Kernel& kernel() {
+  static const Kernel chosen = [] {
+    switch (cpu_target()) {
+#if defined(__x86_64__)
+      case CpuTarget::avx512_bf16:
+        return avx512_bf16::kernel();
+      case CpuTarget::avx2:
+        return avx2::kernel();
+#endif
+      default:
+        return generic::kernel();
+    }
+  }();
+  return chosen;
+}
+
+Storage storage(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return Storage::f16;
+    case DType::bf16:
+      return Storage::bf16;
+    default:
+      return Storage::f32;
+  }
+}
+
+bool storable(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
+std::string check_head(std::string_view what, std::int64_t d) {
+  if (d >= 16 && d <= kMaxHead && d % 16 == 0) return {};
+  return fmt::format("{} is {}; the CPU path has 16, 32, ... {}", what, d, kMaxHead);
+}
+
+std::string check_view(std::string_view what, const ConstView& view) {
+  const std::int64_t last = view.stride[static_cast<std::size_t>(view.rank - 1)];
+  if (last == 1) return {};
+  return fmt::format("the last dimension of {} has stride {}; the CPU path needs 1", what, last);
+}
+
+// A 64-byte aligned buffer of floats that grows and is kept by its thread, so that a call of a few microseconds
+// does not pay for fresh pages. Contents are unspecified.
+class Buffer {
+ public:
+  float* at_least(std::size_t floats) {
+    if (floats > size_) {
+      data_.reset(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64)));
+      size_ = data_ ? floats : 0;
+      if (!data_) throw std::bad_alloc();
+      std::fill_n(data_.get(), floats, 0.0f);
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Free> data_;
+  std::size_t size_ = 0;
+};
+
+// Rows of one kv head of one sequence that are handled together. Rows are numbered query-major:
+// row = query * group + head in group.
+struct Item {
+  std::int64_t sequence;
+  std::int64_t kv_head;
+  std::int64_t row_begin;
+  int rows;
+  // Segments with a visible key: [0, a_segments) and [b_first, b_last), without overlap.
+  std::int64_t a_segments, b_first, b_last;
+  std::int64_t keys;        // an upper bound of the keys any of its rows sees, to estimate work
+  std::int64_t first_part;  // index of its first segment's state when segments are spread over threads
+
+  std::int64_t segments() const { return a_segments + (b_last - b_first); }
+  std::int64_t segment(std::int64_t i) const { return i < a_segments ? i : b_first + (i - a_segments); }
+};
+
+struct Call {
+  const Forward& problem;
+  std::int64_t group;
+  std::int64_t d_qk, d_v;
+  std::int64_t total_q;
+  Storage storage;
+
+  explicit Call(const Forward& p)
+      : problem(p),
+        group(p.q.shape[1] / p.k.shape[p.k.rank == 4 ? 2 : 1]),
+        d_qk(p.q.shape[2]),
+        d_v(p.out.shape[2]),
+        total_q(p.q.shape[0]),
+        storage(cpu::storage(p.q.dtype)) {}
+
+  std::int64_t row_floats() const { return 1 + kLanes + d_v; }  // of a State
+};
+
+// What query `i` of the sequence sees.
+Visible visible_to(const Mask& mask, const Sequence& sequence, std::int64_t i) {
+  const VisibleKeys keys = visible_keys(mask, query_position(sequence, i), sequence.kv_tokens);
+  return {keys.sinks.end, keys.recent.begin, keys.recent.end};
+}
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+void find_segments(const Mask& mask, const Sequence& sequence, std::int64_t group, Item& item) {
+  std::int64_t a_end = 0, b_begin = sequence.kv_tokens, b_end = 0;
+  for (std::int64_t i = item.row_begin / group; i <= (item.row_begin + item.rows - 1) / group; ++i) {
+    const Visible v = visible_to(mask, sequence, i);
+    a_end = std::max(a_end, v.a_end);
+    if (v.b_end <= v.b_begin) continue;
+    b_begin = std::min(b_begin, v.b_begin);
+    b_end = std::max(b_end, v.b_end);
+  }
+  item.keys = a_end + std::max<std::int64_t>(b_end - b_begin, 0);
+  item.a_segments = ceil_div(a_end, kSegmentKeys);
+  item.b_first = item.b_last = item.a_segments;
+  if (b_end <= b_begin) return;
+  item.b_first = std::max(b_begin / kSegmentKeys, item.a_segments);
+  item.b_last = std::max(ceil_div(b_end, kSegmentKeys), item.b_first);
+}
+
+std::vector<Item> plan(const Call& call) {
+  std::vector<Item> items;
+  const std::int64_t h_kv = call.problem.q.shape[1] / call.group;
+  for (std::size_t s = 0; s < call.problem.sequences.size(); ++s) {
+    const Sequence& sequence = call.problem.sequences[s];
+    const std::int64_t rows = sequence.q_tokens * call.group;
+    for (std::int64_t begin = 0; begin < rows; begin += kMaxBlockRows) {
+      for (std::int64_t head = 0; head < h_kv; ++head) {
+        Item item{};
+        item.sequence = static_cast<std::int64_t>(s);
+        item.kv_head = head;
+        item.row_begin = begin;
+        item.rows = static_cast<int>(std::min<std::int64_t>(kMaxBlockRows, rows - begin));
+        find_segments(call.problem.spec.mask, sequence, call.group, item);
+        items.push_back(item);
+      }
+    }
+  }
+  return items;
+}
+
+const std::byte* bytes(const ConstView& view) {
+  return static_cast<const std::byte*>(view.data);
+}
+
+KeyRows key_rows(const ConstView& view, const Sequence& sequence, std::int64_t kv_head) {
+  const std::int64_t size = block_bytes(view.dtype);
+  KeyRows rows;
+  if (view.rank == 4) {
+    rows.base = bytes(view) + kv_head * view.stride[2] * size;
+    rows.row_bytes = view.stride[1] * size;
+    rows.page_bytes = view.stride[0] * size;
+    rows.page_tokens = view.shape[1];
+    rows.pages = sequence.pages;
+  } else {
+    rows.base = bytes(view) + (sequence.kv_begin * view.stride[0] + kv_head * view.stride[1]) * size;
+    rows.row_bytes = view.stride[0] * size;
+  }
+  return rows;
+}
+
+State state_at(float* memory, int rows) {
+  return {memory, memory + rows, memory + static_cast<std::int64_t>(rows) * (1 + kLanes)};
+}
+
+// The query and head of a row of an item.
+struct RowPlace {
+  std::int64_t token;  // row in q and out
+  std::int64_t head;   // query head
+};
+
+RowPlace place(const Call& call, const Item& item, int row) {
+  const std::int64_t r = item.row_begin + row;
+  const Sequence& sequence = call.problem.sequences[static_cast<std::size_t>(item.sequence)];
+  return {sequence.q_begin + r / call.group, item.kv_head * call.group + r % call.group};
+}
+
+// Per-thread memory.
+struct Workspace {
+  Buffer kernel_scratch, queries, sink_queries, segment, total, parts;
+};
+
+Workspace& workspace() {
+  thread_local Workspace memory;
+  return memory;
+}
+
+// Fills everything of the kernel's block but lets `visible` live in the caller.
+Block make_block(const Call& call, const Item& item, std::array<Visible, kMaxBlockRows>& visible_rows,
+                 Workspace& memory) {
+  const Forward& p = call.problem;
+  const Sequence& sequence = p.sequences[static_cast<std::size_t>(item.sequence)];
+  Block block{};
+  block.storage = call.storage;
+  block.d_qk = static_cast<int>(call.d_qk);
+  block.d_v = static_cast<int>(call.d_v);
+  block.rows = item.rows;
+  block.sink_tokens = p.spec.mask.sink_tokens;
+  block.k = key_rows(p.k, sequence, item.kv_head);
+  block.v = key_rows(p.v, sequence, item.kv_head);
+  if (p.spec.softcap != 0.0) {
+    block.score_scale = static_cast<float>(p.spec.scale / p.spec.softcap);
+    block.softcap = static_cast<float>(p.spec.softcap * kLog2E);
+  } else {
+    block.score_scale = static_cast<float>(p.spec.scale * kLog2E);
+  }
+  for (int r = 0; r < item.rows; ++r) {
+    visible_rows[static_cast<std::size_t>(r)] =
+        visible_to(p.spec.mask, sequence, (item.row_begin + r) / call.group);
+  }
+  block.visible = visible_rows.data();
+
+  const auto pack = [&](const ConstView& view, Buffer& buffer) -> const void* {
+    std::array<const std::byte*, kMaxBlockRows> row;
+    for (int r = 0; r < item.rows; ++r) {
+      const RowPlace at = place(call, item, r);
+      row[static_cast<std::size_t>(r)] =
+          bytes(view) + (at.token * view.stride[0] + at.head * view.stride[1]) * block_bytes(view.dtype);
+    }
+    float* to = buffer.at_least(static_cast<std::size_t>(item.rows * call.d_qk));
+    kernel().pack_queries(call.storage, block.d_qk, item.rows, row.data(), to);
+    return to;
+  };
+  block.q = pack(p.q, memory.queries);
+  // Only keys before sink_tokens use the second query, and only segment 0 on has them.
+  if (p.q_sink && p.spec.mask.sink_tokens > 0) block.q_sink = pack(p.q_sink, memory.sink_queries);
+  return block;
+}
+
+void store_row(const View& out, const RowPlace& at, const float* acc, float factor, std::int64_t d_v) {
+  const std::int64_t offset = at.token * out.stride[0] + at.head * out.stride[1];
+  // + 0 turns -0 into +0, so that keys without weight cannot show in the sign of a zero.
+  const auto value = [&](std::int64_t d) { return acc[d] * factor + 0.0f; };
+  switch (out.dtype) {
+    case DType::f16: {
+      f16* to = static_cast<f16*>(out.data) + offset;
+      for (std::int64_t d = 0; d < d_v; ++d) to[d] = to_f16(value(d));
+      break;
+    }
+    case DType::bf16: {
+      bf16* to = static_cast<bf16*>(out.data) + offset;
+      for (std::int64_t d = 0; d < d_v; ++d) to[d] = to_bf16(value(d));
+      break;
+    }
+    default: {
+      float* to = static_cast<float*>(out.data) + offset;
+      for (std::int64_t d = 0; d < d_v; ++d) to[d] = value(d);
+    }
+  }
+}
+
+void finish_rows(const Call& call, const Item& item, const State& total) {
+  const Forward& p = call.problem;
+  for (int r = 0; r < item.rows; ++r) {
+    const RowPlace at = place(call, item, r);
+    PartialState<double> state;  // the kernel's m is in base 2
+    state.m = static_cast<double>(total.m[r]) * kLn2;
+    state.l = static_cast<double>(total.l[static_cast<std::int64_t>(r) * kLanes]);
+    const auto end = finish(state, p.sink_logit ? static_cast<double>(p.sink_logit[at.head]) : kNoSink);
+    store_row(p.out, at, total.acc + r * call.d_v, static_cast<float>(end.factor), call.d_v);
+    if (p.lse) p.lse[at.head * call.total_q + at.token] = static_cast<float>(end.lse);
+    if (p.lse_with_sink)
+      p.lse_with_sink[at.head * call.total_q + at.token] = static_cast<float>(end.lse_with_sink);
+  }
+}
+
+// One thread runs all segments of the item and folds as it goes.
+void run_item(const Call& call, const Item& item) {
+  Workspace& memory = workspace();
+  std::array<Visible, kMaxBlockRows> visible_rows;
+  const Block block = make_block(call, item, visible_rows, memory);
+  const auto floats = static_cast<std::size_t>(item.rows * call.row_floats());
+  const State segment = state_at(memory.segment.at_least(floats), item.rows);
+  const State total = state_at(memory.total.at_least(floats), item.rows);
+  float* scratch = memory.kernel_scratch.at_least(kernel().scratch_bytes / sizeof(float));
+  kernel().clear(item.rows, block.d_v, total);
+  for (std::int64_t i = 0; i < item.segments(); ++i) {
+    const std::int64_t begin = item.segment(i) * kSegmentKeys;
+    kernel().clear(item.rows, block.d_v, segment);
+    kernel().segment(block, begin, begin + kSegmentKeys, segment, scratch);
+    kernel().fold(item.rows, block.d_v, segment, total);
+  }
+  finish_rows(call, item, total);
+}
+
+// One segment of the item; its state is kept for the fold.
+void run_part(const Call& call, const Item& item, std::int64_t i, float* part) {
+  Workspace& memory = workspace();
+  std::array<Visible, kMaxBlockRows> visible_rows;
+  const Block block = make_block(call, item, visible_rows, memory);
+  const State segment = state_at(part, item.rows);
+  float* scratch = memory.kernel_scratch.at_least(kernel().scratch_bytes / sizeof(float));
+  const std::int64_t begin = item.segment(i) * kSegmentKeys;
+  kernel().clear(item.rows, block.d_v, segment);
+  kernel().segment(block, begin, begin + kSegmentKeys, segment, scratch);
+}
+
+void fold_parts(const Call& call, const Item& item, float* const* part) {
+  Workspace& memory = workspace();
+  const auto floats = static_cast<std::size_t>(item.rows * call.row_floats());
+  const State total = state_at(memory.total.at_least(floats), item.rows);
+  kernel().clear(item.rows, static_cast<int>(call.d_v), total);
+  for (std::int64_t i = 0; i < item.segments(); ++i) {
+    kernel().fold(item.rows, static_cast<int>(call.d_v), state_at(part[item.first_part + i], item.rows),
+                  total);
+  }
+  finish_rows(call, item, total);
+}
+
+}  // namespace
+
+std::string supported(const Forward& p) {
+  for (const ConstView& view : {p.q, p.k, p.v}) {
+    if (!storable(view.dtype) || view.dtype != p.q.dtype) {
+      return fmt::format(
+          "q, k and v are {}, {} and {}; the CPU path has f32, f16 or bf16, the same for all three",
+          name(p.q.dtype), name(p.k.dtype), name(p.v.dtype));
+    }
+  }
+  if (p.q_sink && p.q_sink.dtype != p.q.dtype) {
+    return fmt::format("q_sink is {} and q is {}; the CPU path needs the same", name(p.q_sink.dtype),
+                       name(p.q.dtype));
+  }
+  if (p.out.dtype != DType::f32 && p.out.dtype != p.q.dtype) {
+    return fmt::format("out is {}; the CPU path writes f32 or the dtype of q, {}", name(p.out.dtype),
+                       name(p.q.dtype));
+  }
+  std::string reason = check_head("d_qk", p.q.shape[2]);
+  if (reason.empty()) reason = check_head("d_v", p.out.shape[2]);
+  if (reason.empty()) reason = check_view("q", p.q);
+  if (reason.empty() && p.q_sink) reason = check_view("q_sink", p.q_sink);
+  if (reason.empty()) reason = check_view("k", p.k);
+  if (reason.empty()) reason = check_view("v", p.v);
+  if (reason.empty()) reason = check_view("out", p.out);
+  return reason;
+}
+
+std::string_view target_name() {
+  return name(cpu_target());
+}
+
+void forward(const Forward& problem, ThreadPool& pool) {
+  if (const std::string reason = supported(problem); !reason.empty()) {
+    throw Error(ErrorCode::unsupported, reason, "use the reference backend, or convert the tensors");
+  }
+  const Call call(problem);
+  std::vector<Item> items = plan(call);
+
+  // Spread segments over threads when there are few items: a decode step has one item per sequence and kv head.
+  // Which way is taken does not touch the result. Parts are bounded, since a long prefill does not need them.
+  constexpr std::int64_t kItemsPerThread = 8;
+  constexpr std::int64_t kMaxPartFloats = std::int64_t{8} << 20;
+  constexpr std::int64_t kSerialWork = 300'000;  // multiply-adds that take about as long as waking a thread
+  std::int64_t work = 0, parts = 0, part_floats = 0;
+  for (Item& item : items) {
+    item.first_part = parts;
+    parts += item.segments();
+    part_floats += item.segments() * item.rows * call.row_floats();
+    work += item.keys * item.rows * (call.d_qk + call.d_v);
+  }
+  const auto count = static_cast<std::int64_t>(items.size());
+  if (pool.threads() == 1 || work < kSerialWork) {
+    for (const Item& item : items) run_item(call, item);
+    return;
+  }
+  const bool split =
+      count < kItemsPerThread * pool.threads() && parts > count && part_floats <= kMaxPartFloats;
+  if (!split) {
+    pool.parallel_for(count,
+                      [&](std::int64_t i, int) { run_item(call, items[static_cast<std::size_t>(i)]); });
+    return;
+  }
+  float* memory = workspace().parts.at_least(static_cast<std::size_t>(part_floats));
+  std::vector<float*> part;
+  std::vector<const Item*> owner;
+  for (const Item& item : items) {
+    for (std::int64_t i = 0; i < item.segments(); ++i) {
+      part.push_back(memory);
+      owner.push_back(&item);
+      memory += item.rows * call.row_floats();
+    }
+  }
+  pool.parallel_for(parts, [&](std::int64_t i, int) {
+    const Item& item = *owner[static_cast<std::size_t>(i)];
+    run_part(call, item, i - item.first_part, part[static_cast<std::size_t>(i)]);
+  });
+  for (const Item& item : items) fold_parts(call, item, part.data());
+}
+
+}  // namespace basin::attention::cpu
