@@ -94,9 +94,10 @@ void check_spec(const Spec& spec) {
 // Every page that holds a key which some query of the sequence sees must be a page of the tensor.
 void check_pages(const Mask& mask, const Sequence& sequence, std::size_t index, std::int64_t page_tokens,
                  std::int64_t pages) {
-  if (sequence.q_tokens == 0 || sequence.kv_tokens == 0) return;
+  if (sequence.kv_tokens == 0) return;
   if (sequence.pages == nullptr)
     refuse(fmt::format("sequence {} has no page table although k and v are paged", index));
+  if (sequence.q_tokens == 0) return;
   const auto check_range = [&](KeyRange keys) {
     if (keys.size() == 0) return;
     for (std::int64_t n = keys.begin / page_tokens; n <= (keys.end - 1) / page_tokens; ++n) {
@@ -212,6 +213,16 @@ void check(const Backward& p) {
   if ((p.sink_logit == nullptr) != (p.dsink_logit == nullptr))
     refuse("dsink_logit must be given exactly when sink_logit is");
   check_sequences(p.spec.mask, p.sequences, shapes);
+  if (shapes.page_tokens == 0) return;
+  // Gradients are written for every key that a page holds, seen or not.
+  for (std::size_t n = 0; n < p.sequences.size(); ++n) {
+    for (std::int64_t page = 0; page * shapes.page_tokens < p.sequences[n].kv_tokens; ++page) {
+      if (p.sequences[n].pages[page] >= shapes.pages) {
+        refuse(fmt::format("sequence {}: page table entry {} is {} of {} pages", n, page,
+                           p.sequences[n].pages[page], shapes.pages));
+      }
+    }
+  }
 }
 
 std::string unsupported_reason(const Forward& problem, Backend backend) {
