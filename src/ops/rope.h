@@ -35,18 +35,28 @@ struct RopeConfig {
   double mscale_all_dim = 0.0;
 };
 
-/// Frequencies computed once in double. Angles p * f are reduced to [-pi, pi] in double (or better) before
-/// sine and cosine, so position 4,000,000 is as exact as position 4.
+/// Cosines and sines of some positions, times the attention factor. Computed once and used by every layer of a pass.
+struct RopeTable {
+  std::int64_t tokens = 0;
+  std::vector<float> cosine;  // [tokens, rotary_dim / 2]
+  std::vector<float> sine;    // [tokens, rotary_dim / 2]
+};
+
+/// Frequencies computed once in double. Angles p * f are formed and reduced in long double before sine and cosine, so
+/// position 4,000,000 is as exact as position 4.
 class Rope {
  public:
+  /// Throws Error(invalid_argument) naming the field that is out of range.
   Rope(const RopeConfig& config, RopeLayout layout);
 
   std::span<const double> frequencies() const { return frequencies_; }  // [rotary_dim / 2]
   double attention_factor() const { return attention_factor_; }         // multiplies cosine and sine
 
-  /// out[t, h, :] = rotation of x[t, h, :] by position[t]. x is f32 [tokens, heads, d], out any of f32, f16,
+  RopeTable table(std::span<const std::int64_t> positions) const;
+
+  /// out[t, h, :] = rotation of x[t, h, :] by the table's position t. x is f32 [tokens, heads, d], out f32, f16 or
   /// bf16 of the same shape (may alias x when f32). Dimensions >= rotary_dim are copied.
-  void rotate(ConstView x, std::span<const std::int64_t> positions, View out, ThreadPool& pool) const;
+  void rotate(ConstView x, const RopeTable& table, View out, ThreadPool& pool) const;
 
  private:
   std::vector<double> frequencies_;

@@ -1,0 +1,158 @@
+// The kernels of ops, compiled once per CPU target.
+#include "ops/cpu/kernel.h"
+
+#include "ops/cpu/int8.h"
+#include "ops/cpu/plain.h"
+#include "ops/cpu/vec.h"
+
+namespace basin::ops::cpu::BASIN_TARGET {
+namespace {
+
+constexpr float kLog2E = 1.44269504f;
+
+void prepare(const float* x, std::int64_t x_stride, const Prepared& to) {
+  for (std::int64_t t = 0; t < to.tokens; ++t) {
+    const float* from = x + t * x_stride;
+    std::byte* row = const_cast<std::byte*>(to.data) + t * to.row_bytes;
+    if (to.form == Activations::bf16) {
+      for (std::int64_t k = 0; k < to.padded; ++k) {
+        std::uint32_t u = 0;
+        if (k < to.inputs) __builtin_memcpy(&u, from + k, 4);
+        const bool is_nan = (u & 0x7fffffffu) > 0x7f800000u;
+        const std::uint32_t rounded = is_nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+        const auto half = static_cast<std::uint16_t>(rounded);
+        __builtin_memcpy(row + 2 * k, &half, 2);
+      }
+    } else {
+      const std::int64_t blocks = to.padded / kBlock;
+      quantise_row(from, to.inputs, to.padded, to.form == Activations::int8_q4, row,
+                   const_cast<float*>(to.scale) + t * blocks, const_cast<float*>(to.scaled_sum) + t * blocks);
+    }
+  }
+}
+
+void panel(const Panel& p) {
+  const bool int8 = p.x.form == Activations::int8 || p.x.form == Activations::int8_q4;
+  switch (p.weights) {
+    case Weights::f32:
+      return plain_panel<Weights::f32>(p);
+    case Weights::f16:
+      return plain_panel<Weights::f16>(p);
+    case Weights::bf16:
+      return plain_panel<Weights::bf16>(p);
+    case Weights::q8_0:
+      return int8 ? int8_panel<Weights::q8_0>(p) : widened_panel<Weights::q8_0>(p);
+    case Weights::q4_1:
+      return int8 ? int8_panel<Weights::q4_1>(p) : widened_panel<Weights::q4_1>(p);
+  }
+}
+
+void widen(Weights weights, const std::byte* row, std::int64_t inputs, float* out) {
+  switch (weights) {
+    case Weights::f32:
+      return widen_plain<Weights::f32>(row, inputs, out);
+    case Weights::f16:
+      return widen_plain<Weights::f16>(row, inputs, out);
+    case Weights::bf16:
+      return widen_plain<Weights::bf16>(row, inputs, out);
+    case Weights::q8_0:
+      return widen_blocks<Weights::q8_0>(row, inputs, out);
+    case Weights::q4_1:
+      return widen_blocks<Weights::q4_1>(row, inputs, out);
+  }
+}
+
+// Sixteen floats of which the first `count` exist; the others are `fill`.
+BASIN_INLINE F16 load_some(const float* p, std::int64_t count, float fill) {
+  alignas(64) float x[kLanes];
+  for (int i = 0; i < kLanes; ++i) x[i] = i < count ? p[i] : fill;
+  return load(x);
+}
+BASIN_INLINE void store_some(const F16& v, float* p, std::int64_t count) {
+  alignas(64) float x[kLanes];
+  store(v, x);
+  for (int i = 0; i < count; ++i) p[i] = x[i];
+}
+
+// Calls body(load, store, offset) for every sixteen elements and for the rest.
+template <typename Body>
+BASIN_INLINE void each(std::int64_t count, const Body& body) {
+  std::int64_t k = 0;
+  for (; k + kLanes <= count; k += kLanes) {
+    body(
+        k, [](const float* p) BASIN_LAMBDA { return load(p); },
+        [](const F16& v, float* p) BASIN_LAMBDA { store(v, p); });
+  }
+  if (const std::int64_t rest = count - k; rest > 0) {
+    body(
+        k, [rest](const float* p) BASIN_LAMBDA { return load_some(p, rest, 0.0f); },
+        [rest](const F16& v, float* p) BASIN_LAMBDA { store_some(v, p, rest); });
+  }
+}
+
+void rms_norm(const float* x, const float* weight, float eps, float* y, std::int64_t width) {
+  F16 squares = set(0.0f);
+  each(width, [&](std::int64_t k, auto get, auto) BASIN_LAMBDA {
+    const F16 v = get(x + k);
+    squares = fma(v, v, squares);
+  });
+  const float mean = fold(squares) / static_cast<float>(width);
+  const F16 inverse = set(1.0f / __builtin_sqrtf(mean + eps));
+  each(width, [&](std::int64_t k, auto get, auto put)
+                  BASIN_LAMBDA { put(mul(mul(get(x + k), inverse), get(weight + k)), y + k); });
+}
+
+// x sigmoid(x), with exp of a negative number only.
+BASIN_INLINE F16 silu(const F16& x) {
+  return make([&](auto i) BASIN_LAMBDA {
+    const D d;
+    const V one = hn::Set(d, 1.0f);
+    const V t = exp2(hn::Mul(hn::Abs(x.part[i]), hn::Set(d, -kLog2E)));
+    const V numerator = hn::IfThenElse(hn::Lt(x.part[i], hn::Zero(d)), t, one);
+    return hn::Mul(x.part[i], hn::Div(numerator, hn::Add(one, t)));
+  });
+}
+
+void silu_multiply(const float* gate, const float* up, float* y, std::int64_t count) {
+  each(count, [&](std::int64_t k, auto get, auto put)
+                  BASIN_LAMBDA { put(mul(silu(get(gate + k)), get(up + k)), y + k); });
+}
+
+void add_to(float* x, const float* y, std::int64_t count) {
+  each(count,
+       [&](std::int64_t k, auto get, auto put) BASIN_LAMBDA { put(add(get(x + k), get(y + k)), x + k); });
+}
+
+double log_sum_exp(const float* x, std::int64_t count) {
+  constexpr float kInf = __builtin_inff();
+  F16 largest = set(-kInf);
+  std::int64_t k = 0;
+  for (; k + kLanes <= count; k += kLanes) largest = max(largest, load(x + k));
+  if (k < count) largest = max(largest, load_some(x + k, count - k, -kInf));
+  const float m = max_of_lanes(largest);
+  if (m == -kInf || m == kInf) return static_cast<double>(m);
+  constexpr std::int64_t kRun = 1024;
+  double total = 0;
+  for (std::int64_t begin = 0; begin < count; begin += kRun) {
+    const std::int64_t end = begin + kRun < count ? begin + kRun : count;
+    F16 sum = set(0.0f);
+    for (k = begin; k + kLanes <= end; k += kLanes)
+      sum = add(sum, exp2(mul(sub(load(x + k), set(m)), set(kLog2E))));
+    if (k < end) sum = add(sum, exp2(mul(sub(load_some(x + k, end - k, -kInf), set(m)), set(kLog2E))));
+    total += static_cast<double>(fold(sum));
+  }
+  return static_cast<double>(m) + __builtin_log(total);
+}
+
+}  // namespace
+
+Kernel kernel() {
+#if defined(__AVX512BF16__)
+  constexpr bool kBf16Dots = true;
+#else
+  constexpr bool kBf16Dots = false;
+#endif
+  return {kBf16Dots, prepare, panel, widen, rms_norm, silu_multiply, add_to, log_sum_exp};
+}
+
+}  // namespace basin::ops::cpu::BASIN_TARGET

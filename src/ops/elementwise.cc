@@ -1,0 +1,53 @@
+#include "ops/elementwise.h"
+
+#include <algorithm>
+
+#include "ops/cpu/dispatch.h"
+
+namespace basin::ops {
+namespace {
+
+// Work is handed out in runs of about this many floats: less would cost more to hand out than to do.
+constexpr std::int64_t kFloatsPerTask = 16384;
+
+void for_runs(std::int64_t count, std::int64_t run, ThreadPool& pool, const auto& body) {
+  run = std::max<std::int64_t>(run, 1);
+  pool.parallel_for((count + run - 1) / run,
+                    [&](std::int64_t task, int) { body(task * run, std::min(count, (task + 1) * run)); });
+}
+
+}  // namespace
+
+void rms_norm(const float* x, std::int64_t x_stride, const float* weight, float eps, float* y,
+              std::int64_t y_stride, std::int64_t tokens, std::int64_t width, ThreadPool& pool) {
+  for_runs(tokens, kFloatsPerTask / width, pool, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      cpu::kernel().rms_norm(x + t * x_stride, weight, eps, y + t * y_stride, width);
+  });
+}
+
+void silu_multiply(const float* gate, const float* up, float* y, std::int64_t tokens, std::int64_t width,
+                   ThreadPool& pool) {
+  // Runs are multiples of the lane count, so where a run ends does not change a value.
+  for_runs(tokens * width, kFloatsPerTask, pool, [&](std::int64_t begin, std::int64_t end) {
+    cpu::kernel().silu_multiply(gate + begin, up + begin, y + begin, end - begin);
+  });
+}
+
+void add(float* x, const float* y, std::int64_t count, ThreadPool& pool) {
+  for_runs(count, kFloatsPerTask, pool, [&](std::int64_t begin, std::int64_t end) {
+    cpu::kernel().add(x + begin, y + begin, end - begin);
+  });
+}
+
+void negative_log_likelihood(const float* logits, const std::int32_t* target, double* nll,
+                             std::int64_t tokens, std::int64_t vocab, ThreadPool& pool) {
+  for_runs(tokens, kFloatsPerTask / vocab, pool, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* row = logits + t * vocab;
+      nll[t] = cpu::kernel().log_sum_exp(row, vocab) - static_cast<double>(row[target[t]]);
+    }
+  });
+}
+
+}  // namespace basin::ops
