@@ -21,11 +21,11 @@ enum class PositionMode {
 };
 
 struct StreamOptions {
-  std::int64_t sink_tokens = 0;          // >= 0; needs `window`
-  std::optional<std::int64_t> window;    // >= 1 recent tokens including self; absent = unlimited
+  std::int64_t sink_tokens = 0;        // >= 0; needs `window`
+  std::optional<std::int64_t> window;  // >= 1 recent tokens including self; absent = unlimited
   PositionMode positions = PositionMode::in_cache;
-  std::int64_t chunk_tokens = 512;       // >= 1, most tokens in one pass
-  std::int64_t page_tokens = 16;         // >= 1
+  std::int64_t chunk_tokens = 512;  // >= 1, most tokens in one pass
+  std::int64_t page_tokens = 16;    // >= 1
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
 };
@@ -59,8 +59,8 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
-  /// Called once per chunk: `logits` holds `rows` rows [rows, vocabulary] for the tokens with logical positions
-  /// first_position .. first_position + rows - 1. Returning false stops the feed after this chunk.
+  /// Called for runs of consecutive rows: `logits` holds `rows` rows [rows, vocabulary] for the tokens with logical positions
+  /// first_position .. first_position + rows - 1. Returning false stops the feed after the running chunk.
   using OnLogits =
       std::function<bool(std::int64_t first_position, std::int64_t rows, std::span<const float> logits)>;
 
@@ -69,6 +69,12 @@ class Stream {
   /// window, or an id is outside the vocabulary.
   void feed(std::span<const std::int32_t> tokens, models::LogitsRows rows, const OnLogits& on_logits);
 
+  /// Whether `tokens` more tokens can be fed: always with a window, else up to the trained context.
+  bool has_room(std::int64_t tokens) const;
+  /// Throws the Error(invalid_argument) that feeding so many more tokens would throw.
+  void check_room(std::int64_t tokens) const;
+
+  ThreadPool& pool() const;
   std::span<const std::int32_t> token_history() const;  // all token ids, never cut
   StreamLengths lengths() const;
   StreamReport report() const;

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "basin/attention/attention.h"
 #include "basin/base/thread_pool.h"
 #include "ops/linear.h"
 #include "ops/rope.h"
@@ -29,12 +31,12 @@ struct LayerAttention {
 };
 
 struct ModelConfig {
-  std::string architecture;     // "llama", "qwen3"
+  std::string architecture;  // "llama", "qwen3"
   std::int64_t vocabulary = 0;
   std::int64_t hidden = 0;
   std::int64_t intermediate = 0;
   std::int64_t h_q = 0, h_kv = 0, d_head = 0;
-  std::int64_t context = 0;     // trained context, in tokens
+  std::int64_t context = 0;  // trained context, in tokens
   double rms_norm_eps = 0.0;
   bool tied_embeddings = false;
   ops::RopeConfig rope;
@@ -51,6 +53,16 @@ struct Chunk {
 /// Which rows of logits a pass produces.
 enum class LogitsRows { none, last, all };
 
+struct PassOptions {
+  ops::Compute compute = ops::Compute::fast;
+  attention::Backend attention_backend = attention::Backend::automatic;
+  LogitsRows rows = LogitsRows::all;
+};
+
+/// `first_row` counts from the chunk's first token.
+using OnLogits =
+    std::function<void(std::int64_t first_row, std::int64_t rows, std::span<const float> logits)>;
+
 class Model {
  public:
   virtual ~Model() = default;
@@ -58,10 +70,11 @@ class Model {
   virtual std::int64_t parameters() const = 0;
   virtual std::int64_t weight_bytes() const = 0;
 
-  /// Appends the chunk's keys and values to `cache` and, for the wanted rows, writes logits
-  /// [rows, vocabulary] (float32). `cache` decides what is visible and how keys are rotated.
-  virtual void forward(const Chunk& chunk, kv::Cache& cache, ops::Compute compute, LogitsRows rows,
-                       std::vector<float>& logits, ThreadPool& pool) = 0;
+  /// Appends the chunk's keys and values to `cache` and hands the wanted logits to `on_logits` in runs of consecutive
+  /// rows [rows, vocabulary] (float32), so that they are never all in memory. `cache` decides what is visible and at
+  /// which positions. Returns what attention ran.
+  virtual attention::Ran forward(const Chunk& chunk, kv::Cache& cache, const PassOptions& options,
+                                 const OnLogits& on_logits, ThreadPool& pool) = 0;
 };
 
 /// What a MODEL argument names: a directory in the Hugging Face layout, a .gguf file, or a .safetensors file
@@ -69,12 +82,11 @@ class Model {
 struct Loaded {
   std::unique_ptr<Model> model;                      // not null
   std::shared_ptr<const text::Tokenizer> tokenizer;  // null when the checkpoint has none (test models)
-  std::string default_system;                        // system message the chat template puts first, may be empty
+  std::string default_system;  // system message the chat template puts first, may be empty
 };
 
 /// Throws Error(not_found | corrupt | unsupported | io). Every tensor is consumed or refused by name.
 Loaded load(const std::filesystem::path& path);
-
 
 /// Names of the supported architectures, for messages.
 std::string supported_architectures();

@@ -1,0 +1,161 @@
+// From a MODEL argument to a model: find the files, recognise the architecture, bind the tensors.
+#include <fmt/format.h>
+
+#include <array>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "basin/base/error.h"
+#include "models/architecture.h"
+#include "models/config.h"
+#include "models/decoder.h"
+#include "text/tokenizer.h"
+#include "weights/gguf.h"
+#include "weights/weights.h"
+
+namespace basin::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The registry: a new decoder-only model is its file and one entry here.
+constexpr std::array<const Architecture*, 2> kArchitectures = {&kLlama, &kQwen3};
+
+constexpr std::uint64_t kMaxConfigBytes = 16u << 20;
+
+const Architecture& find_architecture(const std::string& name, const std::string& where) {
+  for (const Architecture* architecture : kArchitectures) {
+    if (name == architecture->name) return *architecture;
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{}: the architecture '{}' is not supported", where, name.substr(0, 100)),
+              "supported are " + supported_architectures());
+}
+
+nlohmann::json read_json(const fs::path& path) {
+  const weights::MappedFile file(path);
+  if (file.size() > kMaxConfigBytes) {
+    throw Error(ErrorCode::corrupt, fmt::format("{} has {} bytes; a configuration has at most {}",
+                                                path.string(), file.size(), kMaxConfigBytes));
+  }
+  const char* text = reinterpret_cast<const char*>(file.data());
+  // Nesting is limited before a tree is built: nlohmann's destructor is not recursive, but dump() is.
+  int depth = 0;
+  const auto limit = [&](int, nlohmann::json::parse_event_t event, nlohmann::json&) {
+    using Event = nlohmann::json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) ++depth;
+    if (event == Event::object_end || event == Event::array_end) --depth;
+    if (depth > 64)
+      throw Error(ErrorCode::corrupt, fmt::format("{} is nested more than 64 levels deep", path.string()));
+    return true;
+  };
+  try {
+    nlohmann::json json = nlohmann::json::parse(text, text + file.size(), limit);
+    if (!json.is_object())
+      throw Error(ErrorCode::corrupt, fmt::format("{} is not a JSON object", path.string()));
+    return json;
+  } catch (const nlohmann::json::exception& e) {
+    throw Error(ErrorCode::corrupt,
+                fmt::format("{} is not JSON: {}", path.string(), std::string(e.what()).substr(0, 200)));
+  }
+}
+
+Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
+  const fs::path config_path = directory / "config.json";
+  const nlohmann::json json = read_json(config_path);
+  if (!json.contains("model_type") || !json["model_type"].is_string()) {
+    throw Error(ErrorCode::corrupt, fmt::format("{} has no 'model_type'", config_path.string()));
+  }
+  const Architecture& architecture =
+      find_architecture(json["model_type"].get<std::string>(), config_path.string());
+  ModelConfig config = read_hf_config(json, architecture, config_path.string());
+  auto file = std::make_shared<weights::SafetensorsFile>(weights::read_safetensors(tensors));
+  Loaded loaded;
+  loaded.model = make_decoder(architecture, std::move(config), TensorTable(file->tensors, tensors.string()),
+                              hugging_face_names(), file);
+  if (fs::exists(directory / "tokenizer.json")) {
+    loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_directory(directory));
+  }
+  return loaded;
+}
+
+// The system message a ChatML template puts first, if it spells one out: the text between the opening of a system turn
+// and its end, inside one string literal of the template.
+std::string template_default_system(const weights::GgufFile& file) {
+  const auto it = file.metadata.find("tokenizer.chat_template");
+  if (it == file.metadata.end() || !std::holds_alternative<std::string>(it->second)) return {};
+  const std::string& text = std::get<std::string>(it->second);
+  const std::string open = "<|im_start|>system\n";
+  const std::string open_escaped = "<|im_start|>system\\n";
+  std::size_t begin = text.find(open);
+  std::size_t skip = open.size();
+  if (begin == std::string::npos) {
+    begin = text.find(open_escaped);
+    skip = open_escaped.size();
+  }
+  if (begin == std::string::npos) return {};
+  const std::size_t end = text.find("<|im_end|>", begin);
+  if (end == std::string::npos) return {};
+  const std::string message = text.substr(begin + skip, end - begin - skip);
+  // A quote or a brace means that the message is put together by the template's code.
+  return message.find_first_of("'\"{}") == std::string::npos ? message : std::string();
+}
+
+Loaded load_gguf(const fs::path& path) {
+  auto file = std::make_shared<weights::GgufFile>(weights::read_gguf(path));
+  const auto it = file->metadata.find("general.architecture");
+  if (it == file->metadata.end() || !std::holds_alternative<std::string>(it->second)) {
+    throw Error(ErrorCode::corrupt, fmt::format("{} does not name its architecture", path.string()));
+  }
+  const Architecture& architecture = find_architecture(std::get<std::string>(it->second), path.string());
+  ModelConfig config = read_gguf_config(*file, architecture, path.string());
+  Loaded loaded;
+  if (file->metadata.contains("tokenizer.ggml.model")) {
+    loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_gguf(*file));
+    if (loaded.tokenizer->vocabulary() > config.vocabulary) {
+      throw Error(ErrorCode::corrupt,
+                  fmt::format("{}: the tokenizer has {} tokens and the model {}", path.string(),
+                              loaded.tokenizer->vocabulary(), config.vocabulary));
+    }
+  }
+  loaded.default_system = template_default_system(*file);
+  // The vocabulary and its merges are as large as a small model; the tokenizer has its own copy by now.
+  file->metadata.clear();
+  loaded.model = make_decoder(architecture, std::move(config), TensorTable(file->tensors, path.string()),
+                              gguf_names(), file);
+  return loaded;
+}
+
+}  // namespace
+
+Loaded load(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) {
+    const fs::path single = path / "model.safetensors";
+    if (fs::exists(single, ignored)) return load_safetensors(single, path);
+    if (fs::exists(path / "model.safetensors.index.json", ignored)) {
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("{} is a checkpoint in several files, which is not supported", path.string()),
+                  "use a model of one model.safetensors, or a .gguf file");
+    }
+    throw Error(ErrorCode::not_found, fmt::format("{} holds no model", path.string()),
+                "a model directory has config.json and model.safetensors; a .gguf file is named itself");
+  }
+  if (!fs::exists(path, ignored))
+    throw Error(ErrorCode::not_found, fmt::format("{} does not exist", path.string()));
+  if (path.extension() == ".gguf") return load_gguf(path);
+  if (path.extension() == ".safetensors") return load_safetensors(path, path.parent_path());
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} is no model: its name ends in neither .gguf nor .safetensors", path.string()),
+              "name a directory in the Hugging Face layout, a .gguf file, or a .safetensors file beside its "
+              "config.json");
+}
+
+std::string supported_architectures() {
+  std::string names;
+  for (const Architecture* architecture : kArchitectures)
+    names += (names.empty() ? "" : ", ") + std::string(architecture->name);
+  return names;
+}
+
+}  // namespace basin::models

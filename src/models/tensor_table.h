@@ -1,0 +1,46 @@
+// Hands out a checkpoint's tensors by name and remembers which were taken, so that none is missing and none ignored.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ops/linear.h"
+#include "weights/weights.h"
+
+namespace basin::models {
+
+class TensorTable {
+ public:
+  /// `tensors` must outlive the table; `where` names the file in messages.
+  TensorTable(const std::map<std::string, weights::Tensor>& tensors, std::string where)
+      : tensors_(tensors), where_(std::move(where)) {}
+
+  bool has(const std::string& name) const { return tensors_.contains(name); }
+
+  /// A matrix [outputs, inputs] that stays in its stored form. Throws Error(corrupt | unsupported).
+  ops::WeightMatrix matrix(const std::string& name, std::int64_t outputs, std::int64_t inputs);
+
+  /// A vector as floats.
+  std::vector<float> vector(const std::string& name, std::int64_t size);
+
+  /// Throws Error(unsupported) naming a tensor that nobody took.
+  void refuse_unused() const;
+
+  std::int64_t parameters() const { return parameters_; }      // elements of the tensors taken
+  std::int64_t weight_bytes() const { return weight_bytes_; }  // their stored bytes
+
+ private:
+  const weights::Tensor& take(const std::string& name, const std::vector<std::int64_t>& shape);
+
+  const std::map<std::string, weights::Tensor>& tensors_;
+  std::string where_;
+  std::set<std::string> taken_;
+  std::int64_t parameters_ = 0;
+  std::int64_t weight_bytes_ = 0;
+};
+
+}  // namespace basin::models
