@@ -13,23 +13,31 @@ namespace {
 constexpr int kMaxRows = kParts == 1 ? 6 : kParts == 2 ? 3 : 2;
 constexpr int kMaxGroups = kParts == 1 ? 4 : kParts == 2 ? 2 : 1;
 constexpr int kGroups = kTileKeys / kLanes;
-constexpr int kWidenRows =
-    8;  // with fewer rows, 16-bit values are widened in registers instead of once per tile
+constexpr int kWidenRows = 8;  // with fewer rows, 16-bit values are widened in registers, not once per tile
+constexpr int kCacheLine = 64;
 
 struct Scratch {
   alignas(64) float keys[kTileKeys * kMaxHead];
   alignas(64) float values[kTileKeys * kMaxHead];
-  std::uint64_t mask[kMaxBlockRows];
+  std::uint64_t mask[2][kMaxBlockRows];  // of this tile and of the next
+};
+
+// A tile that some row of the block sees: which keys, and where they lie.
+struct Found {
+  std::int64_t begin;
+  std::uint64_t any;                  // bit i = some row sees key begin + i
+  std::uint64_t* mask;                // [rows] bit i = the row sees key begin + i
+  const std::byte* key[kTileKeys];    // null where no row sees the key
+  const std::byte* value[kTileKeys];  // null where no row sees the key
 };
 
 // One tile of keys, prepared for all rows of the block.
 struct Tile {
   std::int64_t begin;
-  const float* keys;  // packed
-  const std::byte*
-      value[kTileKeys];  // rows of `values_widened ? float : stored`; null where no row sees the key
+  const float* keys;              // packed
+  const std::byte* const* value;  // [kTileKeys] rows, of floats when `values_widened`, else as stored
   bool values_widened;
-  const std::uint64_t* mask;  // [rows] bit i = the row sees key begin + i
+  const std::uint64_t* mask;  // [rows] as in Found
 };
 
 // Shifts by a signed count in [0, 64).
@@ -249,43 +257,80 @@ BASIN_INLINE void tile_rows_tail(const Block& block, const Tile& tile, int row, 
   }
 }
 
-template <Storage kStorage>
-void segment(const Block& block, std::int64_t begin, std::int64_t end, const State& state, void* memory) {
-  Scratch& scratch = *static_cast<Scratch*>(memory);
-  Tile tile;
-  tile.keys = scratch.keys;
-  tile.mask = scratch.mask;
-  tile.values_widened = kStorage == Storage::f32 || block.rows >= kWidenRows;
-  for (tile.begin = begin; tile.begin < end; tile.begin += kTileKeys) {
+// Finds the first tile in [begin, end) that some row sees.
+BASIN_INLINE bool find_tile(const Block& block, std::int64_t begin, std::int64_t end, Found& found) {
+  for (; begin < end; begin += kTileKeys) {
     std::uint64_t any = 0;
     for (int r = 0; r < block.rows; ++r) {
       const Visible& v = block.visible[r];
-      scratch.mask[r] = bits(0, v.a_end - tile.begin) | bits(v.b_begin - tile.begin, v.b_end - tile.begin);
-      any |= scratch.mask[r];
+      found.mask[r] = bits(0, v.a_end - begin) | bits(v.b_begin - begin, v.b_end - begin);
+      any |= found.mask[r];
     }
     if (any == 0) continue;
+    found.begin = begin;
+    found.any = any;
+    find_rows(block.k, begin, any, found.key);
+    find_rows(block.v, begin, any, found.value);
+    return true;
+  }
+  return false;
+}
 
-    const std::byte* key[kTileKeys];
-    find_rows(block.k, tile.begin, any, key);
-    find_rows(block.v, tile.begin, any, tile.value);
-    const int n = steps<kStorage>(block.d_qk);
-    const int last = (63 - __builtin_clzll(any)) / kLanes + 1;
-    for (int g = __builtin_ctzll(any) / kLanes; g < last; ++g) {
-      pack_group<kStorage>(key + g * kLanes, block.d_qk,
-                           scratch.keys + static_cast<std::ptrdiff_t>(g) * n * kLanes);
-    }
-    if (kStorage != Storage::f32 && tile.values_widened) {
-      widen_values<kStorage>(tile.value, block.d_v, scratch.values);
-      for (int i = 0; i < kTileKeys; ++i) {
-        tile.value[i] =
-            reinterpret_cast<const std::byte*>(scratch.values + static_cast<std::ptrdiff_t>(i) * block.d_v);
+// Asks for the rows of the keys [first, first + kLanes) of a tile. Rows of one kv head lie far apart, so that the
+// hardware's prefetchers do not see a stream; without this, decode waits for memory most of the time.
+BASIN_INLINE void prefetch_group(const Found& found, int first, int key_bytes, int value_bytes) {
+  for (int i = first; i < first + kLanes; ++i) {
+    if (found.key[i] == nullptr) continue;
+    for (int at = 0; at < key_bytes; at += kCacheLine) __builtin_prefetch(found.key[i] + at, 0, 3);
+    for (int at = 0; at < value_bytes; at += kCacheLine) __builtin_prefetch(found.value[i] + at, 0, 3);
+  }
+}
+
+template <Storage kStorage>
+void segment(const Block& block, std::int64_t begin, std::int64_t end, const State& state, void* memory) {
+  Scratch& scratch = *static_cast<Scratch*>(memory);
+  const int n = steps<kStorage>(block.d_qk);
+  const int key_bytes = block.d_qk * stored_bytes<kStorage>();
+  const int value_bytes = block.d_v * stored_bytes<kStorage>();
+  const bool widen = kStorage != Storage::f32 && block.rows >= kWidenRows;
+  const std::byte* widened[kTileKeys];
+  for (int i = 0; i < kTileKeys; ++i) {
+    widened[i] =
+        reinterpret_cast<const std::byte*>(scratch.values + static_cast<std::ptrdiff_t>(i) * block.d_v);
+  }
+
+  Found found[2];
+  found[0].mask = scratch.mask[0];
+  found[1].mask = scratch.mask[1];
+  int now = 0;
+  bool more = find_tile(block, begin, end, found[0]);
+  if (more) {
+    for (int i = 0; i < kTileKeys; i += kLanes) prefetch_group(found[0], i, key_bytes, value_bytes);
+  }
+  while (more) {
+    const Found& here = found[now];
+    Found& next = found[1 - now];
+    more = find_tile(block, here.begin + kTileKeys, end, next);
+
+    const int first = __builtin_ctzll(here.any) / kLanes;
+    const int last = (63 - __builtin_clzll(here.any)) / kLanes + 1;
+    for (int g = 0; g < kGroups; ++g) {
+      if (g >= first && g < last) {
+        pack_group<kStorage>(here.key + g * kLanes, block.d_qk,
+                             scratch.keys + static_cast<std::ptrdiff_t>(g) * n * kLanes);
       }
+      if (more) prefetch_group(next, g * kLanes, key_bytes, value_bytes);
     }
+    if (widen) widen_values<kStorage>(here.value, block.d_v, scratch.values);
+    const Tile tile = {here.begin, scratch.keys, widen ? widened : here.value,
+                       widen || kStorage == Storage::f32, here.mask};
 
     int row = 0;
-    for (; row + kMaxRows <= block.rows; row += kMaxRows)
+    for (; row + kMaxRows <= block.rows; row += kMaxRows) {
       tile_rows<kStorage, kMaxRows>(block, tile, row, state);
+    }
     tile_rows_tail<kStorage, kMaxRows - 1>(block, tile, row, state);
+    now = 1 - now;
   }
 
   for (int r = 0; r < block.rows; ++r) {
