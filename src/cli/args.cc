@@ -1,0 +1,393 @@
+#include "cli/args.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "basin/base/error.h"
+#include "cli/usage_error.h"
+#include "text/tokenizer.h"
+
+namespace basin::cli {
+namespace {
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;  // beyond any sensible count, far from overflow
+constexpr std::int64_t kMostPageTokens = std::int64_t{1} << 20;
+constexpr std::int64_t kMostThreads = 1024;
+
+// A whole number in [low, high]; a suffix k means 1000, K means 1024.
+std::int64_t parse_integer(const std::string& flag, const std::string& text, std::int64_t low,
+                           std::int64_t high) {
+  std::string_view digits = text;
+  std::int64_t unit = 1;
+  if (digits.size() > 1 && (digits.back() == 'k' || digits.back() == 'K')) {
+    unit = digits.back() == 'k' ? 1000 : 1024;
+    digits.remove_suffix(1);
+  }
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  const bool whole = error == std::errc() && end == digits.data() + digits.size();
+  if (!whole || value > high / unit || value * unit < low) {
+    const std::string range =
+        high >= kMany ? fmt::format("{} or more", low) : fmt::format("{} to {}", low, high);
+    throw UsageError(fmt::format("{} is '{}'; it must be a whole number, {}", flag, text, range));
+  }
+  return value * unit;
+}
+
+double parse_real(const std::string& flag, const std::string& text) {
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) {
+    throw UsageError(fmt::format("{} is '{}'; it must be a number", flag, text));
+  }
+  return value;
+}
+
+void require_utf8(const std::string& flag, const std::string& text) {
+  if (const auto offset = text::first_invalid_utf8(text)) {
+    throw UsageError(fmt::format("{} is not UTF-8: invalid byte at offset {}", flag, *offset));
+  }
+}
+
+// Shorthands for options whose text is parsed by us, so that every refusal has one shape.
+class Options {
+ public:
+  explicit Options(CLI::App& app) : app_(app) {}
+
+  void integer(const std::string& flag, std::int64_t low, std::int64_t high,
+               std::function<void(std::int64_t)> set, const std::string& help) {
+    text(
+        flag, [=](const std::string& value) { set(parse_integer(flag, value, low, high)); }, "N", help);
+  }
+  void real(const std::string& flag, double& target, const std::string& help) {
+    text(
+        flag, [flag, &target](const std::string& value) { target = parse_real(flag, value); }, "X", help);
+  }
+  void string(const std::string& flag, std::optional<std::string>& target, const std::string& kind,
+              const std::string& help) {
+    text(
+        flag, [&target](const std::string& value) { target = value; }, kind, help);
+  }
+  void path(const std::string& flag, std::optional<std::string>& target, const std::string& help) {
+    const auto set = [flag, &target](const std::string& value) {
+      if (value.empty()) throw UsageError(flag + " is empty; it must name a file");
+      target = value;
+    };
+    text(flag, set, "FILE", help);
+  }
+  // `set` gets the index of the word given.
+  void choice(const std::string& flag, const std::vector<std::string>& words,
+              std::function<void(std::size_t)> set, const std::string& help) {
+    const auto parse = [=](const std::string& value) {
+      const auto found = std::find(words.begin(), words.end(), value);
+      if (found == words.end()) {
+        throw UsageError(fmt::format("{} is '{}'; it must be {}", flag, value, fmt::join(words, " or ")));
+      }
+      set(static_cast<std::size_t>(found - words.begin()));
+    };
+    text(flag, parse, fmt::format("{}", fmt::join(words, "|")), help);
+  }
+
+ private:
+  void text(const std::string& flag, std::function<void(const std::string&)> set, const std::string& kind,
+            const std::string& help) {
+    // Given twice is an error: the reader of a script would have to know which one wins.
+    const auto once = [flag, set](const std::vector<std::string>& values) {
+      if (values.size() != 1) throw UsageError(flag + " is given more than once");
+      set(values[0]);
+      return true;
+    };
+    app_.add_option(flag, CLI::callback_t(once), help)
+        ->type_name(kind)
+        ->type_size(1)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+
+  CLI::App& app_;
+};
+
+const char* const kModelHelp =
+    "a directory in the Hugging Face layout, a .gguf file, or a .safetensors file beside its config.json";
+
+void add_model(CLI::App& app, std::string& model) {
+  app.add_option("MODEL", model, kModelHelp)->required();
+}
+
+void add_common(CLI::App& app, ModelArgs& args) {
+  add_model(app, args.model);
+  engine::StreamOptions& stream = args.stream;
+  Options options(app);
+  options.integer(
+      "--sink-tokens", 0, kMany, [&](std::int64_t n) { stream.sink_tokens = n; },
+      "first tokens that stay visible; needs --window (default 0)");
+  options.integer(
+      "--window", 1, kMany, [&](std::int64_t n) { stream.window = n; },
+      "recent tokens that are visible, the current one included (default: all)");
+  options.choice(
+      "--positions", {"in-cache", "absolute"},
+      [&](std::size_t i) {
+        stream.positions = i == 0 ? engine::PositionMode::in_cache : engine::PositionMode::absolute;
+      },
+      "how far away the sink tokens look: by kept tokens, or by where they stood (default in-cache)");
+  options.integer(
+      "--chunk-tokens", 1, kMany, [&](std::int64_t n) { stream.chunk_tokens = n; },
+      "most tokens of one pass; never changes a result (default 512)");
+  options.integer(
+      "--page-tokens", 1, kMostPageTokens, [&](std::int64_t n) { stream.page_tokens = n; },
+      "tokens of one page of keys and values; never changes a result (default 16)");
+  options.integer(
+      "--threads", 1, kMostThreads, [&](std::int64_t n) { args.threads = static_cast<int>(n); },
+      "threads; never changes a result (default: one per core)");
+  options.choice(
+      "--device", {"cpu", "cuda"},
+      [](std::size_t i) {
+        if (i == 1)
+          throw UsageError("--device cuda: this build has the CPU backend only", "use --device cpu");
+      },
+      "where to compute (default cpu)");
+  options.choice(
+      "--compute", {"fp32", "fast"},
+      [&](std::size_t i) { stream.compute = i == 0 ? ops::Compute::fp32 : ops::Compute::fast; },
+      stream.compute == ops::Compute::fp32 ? "arithmetic of the activations (default fp32)"
+                                           : "arithmetic of the activations (default fast)");
+}
+
+void check(const ModelArgs& args) {
+  if (args.stream.sink_tokens > 0 && !args.stream.window) {
+    throw UsageError(
+        fmt::format("--sink-tokens {} without --window: with unlimited attention they mean nothing",
+                    args.stream.sink_tokens),
+        "add --window M, the number of recent tokens that stay visible");
+  }
+}
+
+void require_one(const std::vector<std::pair<const char*, bool>>& given) {
+  std::vector<std::string> names, used;
+  for (const auto& [flag, is_given] : given) {
+    names.emplace_back(flag);
+    if (is_given) used.emplace_back(flag);
+  }
+  if (used.empty()) throw UsageError(fmt::format("one of {} is needed", fmt::join(names, ", ")));
+  if (used.size() > 1) throw UsageError(fmt::format("{} exclude each other", fmt::join(used, " and ")));
+}
+
+void check_text(const std::string& flag, const std::optional<std::string>& text) {
+  if (!text) return;
+  if (text->empty()) throw UsageError(flag + " is empty");
+  require_utf8(flag, *text);
+}
+
+void add_json(CLI::App& app, bool& json) {
+  app.add_flag("--json", json, "one JSON object on stdout");
+}
+
+void add_generate(CLI::App& app, GenerateArgs& args) {
+  add_common(app, args.model);
+  Options options(app);
+  options.string("--prompt", args.prompt, "TEXT", "text to continue; special tokens in it are recognised");
+  options.path("--prompt-file", args.prompt_file, "the same, from a file");
+  options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");
+  app.add_flag("--chat", args.chat, "the prompt is a user's message in the model's chat format (ChatML)");
+  options.string("--system", args.system, "TEXT",
+                 "system message of --chat; empty = none (default: the model's own)");
+  options.integer(
+      "--max-tokens", 1, kMany, [&](std::int64_t n) { args.max_tokens = n; },
+      "most tokens to generate (default 128)");
+  options.real("--temperature", args.sampling.temperature, "0 = always the most likely token (default 0)");
+  options.integer(
+      "--top-k", 0, kMany, [&](std::int64_t n) { args.sampling.top_k = n; },
+      "sample from the K most likely tokens; 0 = off (default 0)");
+  options.real("--top-p", args.sampling.top_p,
+               "sample from the most likely tokens that hold this mass (default 1)");
+  options.real("--min-p", args.sampling.min_p,
+               "drop tokens below this share of the most likely one (default 0)");
+  options.real("--repetition-penalty", args.sampling.repetition_penalty,
+               "above 1, seen tokens get rarer (default 1)");
+  options.integer(
+      "--seed", 0, std::numeric_limits<std::int64_t>::max(),
+      [&](std::int64_t n) { args.sampling.seed = static_cast<std::uint64_t>(n); },
+      "seed of the sampling (default 0)");
+  add_json(app, args.json);
+}
+
+void check(const GenerateArgs& args) {
+  require_one({{"--prompt", args.prompt.has_value()},
+               {"--prompt-file", args.prompt_file.has_value()},
+               {"--tokens", args.tokens_file.has_value()}});
+  check_text("--prompt", args.prompt);
+  if (args.system) require_utf8("--system", *args.system);
+  if (args.chat && args.tokens_file) {
+    throw UsageError("--chat and --tokens exclude each other", "give the message with --prompt");
+  }
+  if (args.system && !args.chat) throw UsageError("--system without --chat", "add --chat");
+  check(args.model);
+  try {
+    ops::check(args.sampling);
+  } catch (const Error& error) {
+    throw UsageError(error.what(), error.hint());
+  }
+}
+
+void add_perplexity(CLI::App& app, PerplexityArgs& args) {
+  add_common(app, args.model);
+  Options options(app);
+  options.path("--text-file", args.text_file, "UTF-8 text to score");
+  options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");
+  options.integer(
+      "--max-tokens", 1, kMany, [&](std::int64_t n) { args.max_tokens = n; },
+      "score the first N tokens only (default: all)");
+  add_json(app, args.json);
+}
+
+void add_logits(CLI::App& app, LogitsArgs& args) {
+  args.model.stream.compute = ops::Compute::fp32;
+  add_common(app, args.model);
+  app.add_option("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are")
+      ->type_name("FILE")
+      ->required();
+  app.add_option("--out", args.out, "safetensors file to write: logits float32 [T, vocabulary]")
+      ->type_name("FILE")
+      ->required();
+  add_json(app, args.json);
+}
+
+void add_tokenize(CLI::App& app, TokenizeArgs& args) {
+  add_model(app, args.model);
+  Options options(app);
+  options.string("--text", args.text, "TEXT", "text to tokenize");
+  options.path("--text-file", args.text_file, "the same, from a file");
+  app.add_flag_callback(
+      "--no-special", [&args] { args.special = false; },
+      "read special tokens in the text as plain text, and add no BOS");
+  add_json(app, args.json);
+}
+
+void refuse_later_commands(int argc, const char* const* argv) {
+  if (argc < 2) return;
+  const std::string_view first = argv[1];
+  for (const std::string_view later : {"convert", "serve", "chat", "probe"}) {
+    if (first == later) {
+      throw UsageError(fmt::format("'{}' is not in this build", later), "see basin --help for what is");
+    }
+  }
+  if (first == "bench" && argc > 2 && std::string_view(argv[2]) == "serve") {
+    throw UsageError("'bench serve' is not in this build",
+                     "basin bench MODEL is; a model of that name is ./serve");
+  }
+}
+
+// Flags may be spelled with `_` for `-`. Values are left alone.
+std::vector<std::string> normalise(int argc, const char* const* argv, const CLI::App& app) {
+  std::vector<std::string> words;
+  const CLI::App* command = &app;
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    if (command == &app) {
+      const std::vector<const CLI::App*> named =
+          app.get_subcommands([&](const CLI::App* candidate) { return candidate->get_name() == word; });
+      if (!named.empty()) command = named.front();
+    } else if (word == "--") {
+      for (; i < argc; ++i) words.emplace_back(argv[i]);
+      break;
+    } else if (word.rfind("--", 0) == 0) {
+      const std::size_t name_end = std::min(word.find('='), word.size());
+      std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(name_end), '_', '-');
+      const CLI::Option* option = command->get_option_no_throw(word.substr(0, name_end));
+      if (option != nullptr && option->get_expected_min() > 0 && name_end == word.size() && i + 1 < argc) {
+        words.push_back(word);
+        word = argv[++i];
+      }
+    }
+    words.push_back(word);
+  }
+  return words;
+}
+
+}  // namespace
+
+Command parse(int argc, const char* const* argv) {
+  refuse_later_commands(argc, argv);
+
+  CLI::App app("Basin runs language models whose attention leans on sinks, at any length, in bounded memory.",
+               "basin");
+  app.set_version_flag("--version", std::string("basin ") + BASIN_VERSION);
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  app.footer(
+      "Numbers take a suffix: 1k = 1000, 1K = 1024. Results go to stdout, everything else to stderr.\n"
+      "Exit codes: 0 ok, 2 wrong command line, 1 any other error, 130 Ctrl-C.");
+
+  GenerateArgs generate;
+  PerplexityArgs perplexity;
+  LogitsArgs logits;
+  TokenizeArgs tokenize;
+  InfoArgs info;
+  BenchArgs bench;
+  CLI::App* const generate_app = app.add_subcommand("generate", "Continue a prompt or answer a message");
+  CLI::App* const perplexity_app = app.add_subcommand("perplexity", "Score a text, token by token");
+  CLI::App* const logits_app = app.add_subcommand("logits", "Write the logits of every token");
+  CLI::App* const tokenize_app = app.add_subcommand("tokenize", "Show the tokens of a text");
+  CLI::App* const info_app = app.add_subcommand("info", "Describe this build and machine, or a model");
+  CLI::App* const bench_app = app.add_subcommand("bench", "Measure speed against this machine's ceilings");
+  add_generate(*generate_app, generate);
+  add_perplexity(*perplexity_app, perplexity);
+  add_logits(*logits_app, logits);
+  add_tokenize(*tokenize_app, tokenize);
+  info_app->add_option("MODEL", info.model, kModelHelp);
+  add_json(*info_app, info.json);
+  add_common(*bench_app, bench.model);
+  add_json(*bench_app, bench.json);
+
+  std::string help_of = "basin";
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    if (argc > 1 && command->get_name() == argv[1]) help_of += " " + command->get_name();
+  }
+  try {
+    std::vector<std::string> words = normalise(argc, argv, app);
+    std::reverse(words.begin(), words.end());  // what CLI11 wants
+    app.parse(words);
+  } catch (const CLI::CallForHelp&) {
+    return ShowText{app.help()};
+  } catch (const CLI::CallForAllHelp&) {
+    return ShowText{app.help("", CLI::AppFormatMode::All)};
+  } catch (const CLI::CallForVersion& version) {
+    return ShowText{std::string(version.what()) + "\n"};
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what(), fmt::format("see {} --help", help_of));
+  }
+
+  if (generate_app->parsed()) {
+    check(generate);
+    return generate;
+  }
+  if (perplexity_app->parsed()) {
+    require_one({{"--text-file", perplexity.text_file.has_value()},
+                 {"--tokens", perplexity.tokens_file.has_value()}});
+    check(perplexity.model);
+    return perplexity;
+  }
+  if (logits_app->parsed()) {
+    if (logits.tokens_file.empty()) throw UsageError("--tokens is empty; it must name a file");
+    if (logits.out.empty()) throw UsageError("--out is empty; it must name a file");
+    check(logits.model);
+    return logits;
+  }
+  if (tokenize_app->parsed()) {
+    require_one({{"--text", tokenize.text.has_value()}, {"--text-file", tokenize.text_file.has_value()}});
+    check_text("--text", tokenize.text);
+    return tokenize;
+  }
+  if (info_app->parsed()) return info;
+  check(bench.model);
+  return bench;
+}
+
+}  // namespace basin::cli

@@ -1,0 +1,72 @@
+// argv, checked as far as argv alone allows, as plain structs: one per sub-command.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "engine/stream.h"
+#include "ops/sampling.h"
+
+namespace basin::cli {
+
+/// What every sub-command that runs a model takes.
+struct ModelArgs {
+  std::string model;  // MODEL as given
+  engine::StreamOptions stream;
+  int threads = 0;  // 0 = one per core
+};
+
+struct GenerateArgs {
+  ModelArgs model;
+  std::optional<std::string> prompt, prompt_file, tokens_file;  // exactly one
+  bool chat = false;
+  std::optional<std::string> system;  // replaces the model's default; "" = no system message
+  std::int64_t max_tokens = 128;
+  ops::SamplingOptions sampling;
+  bool json = false;
+};
+
+struct PerplexityArgs {
+  ModelArgs model;
+  std::optional<std::string> text_file, tokens_file;  // exactly one
+  std::optional<std::int64_t> max_tokens;
+  bool json = false;
+};
+
+struct LogitsArgs {
+  ModelArgs model;
+  std::string tokens_file, out;
+  bool json = false;
+};
+
+struct TokenizeArgs {
+  std::string model;
+  std::optional<std::string> text, text_file;  // exactly one
+  bool special = true;  // BOS if the tokenizer says so, special tokens in the text parsed
+  bool json = false;
+};
+
+struct InfoArgs {
+  std::optional<std::string> model;
+  bool json = false;
+};
+
+struct BenchArgs {
+  ModelArgs model;
+  bool json = false;
+};
+
+/// --help or --version: text for stdout, and nothing else to do.
+struct ShowText {
+  std::string text;
+};
+
+using Command =
+    std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, InfoArgs, BenchArgs>;
+
+/// Throws UsageError. Touches no file.
+Command parse(int argc, const char* const* argv);
+
+}  // namespace basin::cli

@@ -1,0 +1,45 @@
+// What the sub-commands that run a model share: loading it, its stream, and the checks before any work.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "basin/base/thread_pool.h"
+#include "cli/args.h"
+#include "models/model.h"
+
+namespace basin::cli {
+
+/// A loaded model with its threads; the options are checked against it. Declared in the order of lifetime.
+struct Session {
+  explicit Session(const ModelArgs& args);
+
+  ThreadPool pool;
+  models::Loaded loaded;
+
+  const models::ModelConfig& config() const { return loaded.model->config(); }
+
+  /// The tokenizer. Throws Error(unsupported), with a hint, when the model has none.
+  const text::Tokenizer& tokenizer() const;
+
+ private:
+  std::string path_;
+};
+
+std::string_view name(ops::Compute compute);  // "fp32", "fast"
+
+/// Throws Error(invalid_argument) when `tokens` go beyond the trained context and no window is set. `what` opens
+/// the message ("the prompt"); `other_hint` (may be empty) names another way out.
+void check_fits(std::int64_t tokens, const models::ModelConfig& config, const engine::StreamOptions& options,
+                std::string_view what, std::string_view other_hint);
+
+/// Throws Error(invalid_argument) naming the first id outside the vocabulary.
+void check_vocabulary(const std::vector<std::int32_t>& ids, const models::ModelConfig& config,
+                      std::string_view what);
+
+/// "first 4 + last 1020 tokens, in-cache positions" or "all tokens".
+std::string describe_visible(const engine::StreamOptions& options);
+
+}  // namespace basin::cli

@@ -1,0 +1,40 @@
+#include "cli/cost.h"
+
+#include <algorithm>
+
+namespace basin::cli {
+
+std::int64_t visible_keys(const models::LayerAttention& layer, const engine::StreamOptions& options,
+                          std::int64_t position) {
+  const std::int64_t all = position + 1;
+  if (layer.window > 0) return std::min(all, layer.window);  // a request's window acts on full layers only
+  if (options.window) return std::min(all, options.sink_tokens + *options.window);
+  return all;
+}
+
+double pass_flops(const models::ModelConfig& config, const engine::StreamOptions& options, std::int64_t first,
+                  std::int64_t tokens, std::int64_t logits_rows) {
+  const std::int64_t layer_weights = config.hidden * config.d_head * (2 * config.h_q + 2 * config.h_kv) +
+                                     3 * config.hidden * config.intermediate;
+  const auto layers = static_cast<std::int64_t>(config.layers.size());
+  double flops = 2.0 * static_cast<double>(layer_weights) * static_cast<double>(layers * tokens);
+  flops += 2.0 * static_cast<double>(config.hidden * config.vocabulary) * static_cast<double>(logits_rows);
+  for (const models::LayerAttention& layer : config.layers) {
+    std::int64_t keys = 0;
+    for (std::int64_t t = 0; t < tokens; ++t) keys += visible_keys(layer, options, first + t);
+    flops += 4.0 * static_cast<double>(config.h_q * config.d_head) * static_cast<double>(keys);
+  }
+  return flops;
+}
+
+double pass_weight_bytes(const models::Model& model) {
+  const models::ModelConfig& config = model.config();
+  const auto bytes = static_cast<double>(model.weight_bytes());
+  if (config.tied_embeddings) return bytes;
+  // The table's own dtype is not part of the interface; its share of the parameters is close.
+  const double share =
+      static_cast<double>(config.hidden * config.vocabulary) / static_cast<double>(model.parameters());
+  return bytes * (1.0 - share);
+}
+
+}  // namespace basin::cli

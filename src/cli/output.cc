@@ -1,0 +1,80 @@
+#include "cli/output.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "basin/base/error.h"
+#include "text/tokenizer.h"
+
+namespace basin::cli {
+namespace {
+
+// false with errno set when `descriptor` did not take everything
+bool write_all(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(descriptor, text.data(), text.size());
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return true;
+}
+
+}  // namespace
+
+void write_stdout(std::string_view text) {
+  if (!write_all(STDOUT_FILENO, text)) {
+    throw Error(ErrorCode::io, fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+  }
+}
+
+void write_json(const nlohmann::ordered_json& object) {
+  write_stdout(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+std::string one_line(std::string_view text) {
+  std::string line;
+  while (!text.empty()) {
+    const std::size_t valid = text::first_invalid_utf8(text).value_or(text.size());
+    for (const char c : text.substr(0, valid)) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (byte < 0x20 || byte == 0x7f) {
+        line += fmt::format("\\x{:02x}", byte);
+      } else {
+        line += c;
+      }
+    }
+    text.remove_prefix(valid);
+    if (!text.empty()) {
+      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(text.front()));
+      text.remove_prefix(1);
+    }
+  }
+  return line;
+}
+
+void print_error(std::string_view message, std::string_view hint) {
+  std::string lines = "error: " + one_line(message) + "\n";
+  if (!hint.empty()) lines += "hint: " + one_line(hint) + "\n";
+  static_cast<void>(write_all(STDERR_FILENO, lines));  // nowhere left to complain to
+}
+
+void print_note(std::string_view line) {
+  static_cast<void>(write_all(STDERR_FILENO, one_line(line) + "\n"));
+}
+
+std::string human_bytes(double bytes) {
+  if (bytes < 1e3) return fmt::format("{:.0f} B", bytes);
+  if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);
+  if (bytes < 1e9) return fmt::format("{:.1f} MB", bytes / 1e6);
+  return fmt::format("{:.2f} GB", bytes / 1e9);
+}
+
+}  // namespace basin::cli
