@@ -40,12 +40,14 @@ class Tokenizer {
 
   std::int64_t vocabulary() const;
   std::optional<std::int32_t> bos() const;
-  bool adds_bos() const;                          // the tokenizer says BOS is prepended to a text
-  std::span<const std::int32_t> stops() const;    // end of text, end of turn
-  std::optional<std::int32_t> id_of(std::string_view token) const;  // exact vocabulary entry, special ones included
+  bool adds_bos() const;                        // the tokenizer says BOS is prepended to a text
+  std::span<const std::int32_t> stops() const;  // end of text, end of turn
+  std::optional<std::int32_t> id_of(
+      std::string_view token) const;  // exact vocabulary entry, special ones included
+
+  struct State;  // src/text/state.h
 
  private:
-  struct State;
   explicit Tokenizer(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };

@@ -1,0 +1,26 @@
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "basin/base/error.h"
+#include "text/state.h"
+
+namespace basin::text {
+
+std::string to_nfc(std::string_view text) {
+  // Nothing below U+0300 changes on its own, and in UTF-8 that is every character with a lead byte below 0xcc.
+  if (std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0xcc; })) {
+    return std::string(text);
+  }
+  utf8proc_uint8_t* composed = nullptr;
+  const auto size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                 static_cast<utf8proc_ssize_t>(text.size()), &composed,
+                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(composed, &std::free);
+  if (size < 0) throw Error(ErrorCode::internal, std::string("NFC normalisation: ") + utf8proc_errmsg(size));
+  return std::string(reinterpret_cast<const char*>(composed), static_cast<std::size_t>(size));
+}
+
+}  // namespace basin::text
