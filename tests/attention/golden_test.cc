@@ -1,0 +1,172 @@
+// Every case of golden_dir()/ops, chosen by what its metadata says, through the reference in double, to 1e-12.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cmath>
+
+#include "attention/problem.h"
+#include "basin/attention/reference.h"
+#include "basin/attention/support.h"
+#include "support/golden.h"
+
+namespace basin::test {
+namespace {
+
+namespace reference = attention::reference;
+
+std::size_t index(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+struct Case {
+  GoldenFile file;
+  std::int64_t b, t_q, t_kv, h_q, h_kv, d_qk, d_v;
+  attention::Spec spec;
+  std::vector<attention::Sequence> sequences;
+
+  explicit Case(const std::filesystem::path& path)
+      : file(read_golden(path)),
+        b(file.meta_int("B")),
+        t_q(file.meta_int("Tq")),
+        t_kv(file.meta_int("Tk")),
+        h_q(file.meta_int("H")),
+        h_kv(file.meta_int("KV")),
+        d_qk(file.meta_int("D")),
+        d_v(file.meta_int("Dv")) {
+    const std::int64_t left = file.meta_int("window_left");
+    spec.mask.causal = file.meta("causal") == "True";
+    spec.mask.window = left < 0 ? 0 : left + 1;  // the file counts keys besides self
+    spec.mask.window_right = file.meta_int("window_right");
+    spec.mask.sink_tokens = file.meta_int("sink_tokens");
+    spec.scale = file.meta_double("softmax_scale");
+    spec.softcap = file.meta_double("softcap");
+    for (std::int64_t s = 0; s < b; ++s) sequences.push_back({s * t_q, t_q, s * t_kv, t_kv, nullptr});
+  }
+  bool sink() const { return file.meta("sink") == "True"; }
+
+  // [b, heads, t_q] of the file from [heads, b * t_q] of Basin.
+  std::vector<double> per_sequence(const std::vector<double>& lse) const {
+    std::vector<double> result(lse.size());
+    for (std::int64_t s = 0; s < b; ++s) {
+      for (std::int64_t h = 0; h < h_q; ++h) {
+        for (std::int64_t i = 0; i < t_q; ++i)
+          result[index((s * h_q + h) * t_q + i)] = lse[index(h * b * t_q + s * t_q + i)];
+      }
+    }
+    return result;
+  }
+};
+
+// Relative to the largest magnitude, so that values near zero are held to the same absolute size as their neighbours.
+void expect_close(const char* what, const std::vector<double>& got, const std::vector<double>& want,
+                  double tolerance) {
+  double size = 0;
+  for (const double x : want) {
+    if (std::isfinite(x)) size = std::max(size, std::abs(x));
+  }
+  EXPECT_LE(max_difference(got, want), tolerance * std::max(size, 1e-300)) << what;
+}
+
+class AttentionGolden : public testing::TestWithParam<std::filesystem::path> {};
+
+TEST_P(AttentionGolden, ForwardInDouble) {
+  const Case c(GetParam());
+  auto q = c.file.at("q").doubles(), k = c.file.at("k").doubles(), v = c.file.at("v").doubles();
+  const auto sink = c.sink() ? c.file.at("sink").doubles() : std::vector<double>();
+  std::vector<double> out(index(c.b * c.t_q * c.h_q * c.d_v)), lse(index(c.h_q * c.b * c.t_q)),
+      lse_with_sink = lse;
+  attention::Forward f;
+  f.spec = c.spec;
+  f.sequences = c.sequences;
+  f.q = contiguous<const void*>(q.data(), DType::f64, {c.b * c.t_q, c.h_q, c.d_qk});
+  f.k = contiguous<const void*>(k.data(), DType::f64, {c.b * c.t_kv, c.h_kv, c.d_qk});
+  f.v = contiguous<const void*>(v.data(), DType::f64, {c.b * c.t_kv, c.h_kv, c.d_v});
+  f.out = contiguous<void*>(out.data(), DType::f64, {c.b * c.t_q, c.h_q, c.d_v});
+  attention::check(f);
+  reference::Doubles doubles;
+  doubles.lse = lse.data();
+  doubles.lse_with_sink = lse_with_sink.data();
+  if (c.sink()) doubles.sink_logit = sink.data();
+  reference::forward(f, reference::Precision::f64, doubles);
+  expect_close("out", out, c.file.at("out").doubles(), 1e-12);
+  expect_close("lse", c.per_sequence(lse), c.file.at("lse_without_sink").doubles(), 1e-12);
+  if (c.file.has("lse_with_sink"))
+    expect_close("lse_with_sink", c.per_sequence(lse_with_sink), c.file.at("lse_with_sink").doubles(), 1e-12);
+}
+
+TEST_P(AttentionGolden, BackwardInDouble) {
+  const Case c(GetParam());
+  auto q = c.file.at("q").doubles(), k = c.file.at("k").doubles(), v = c.file.at("v").doubles();
+  auto dout = c.file.at("dout").doubles();
+  const auto sink = c.sink() ? c.file.at("sink").doubles() : std::vector<double>();
+  std::vector<double> dq(q.size()), dk(k.size()), dv(v.size()), dsink(sink.size());
+  attention::Backward f;
+  f.spec = c.spec;
+  f.sequences = c.sequences;
+  f.q = contiguous<const void*>(q.data(), DType::f64, {c.b * c.t_q, c.h_q, c.d_qk});
+  f.k = contiguous<const void*>(k.data(), DType::f64, {c.b * c.t_kv, c.h_kv, c.d_qk});
+  f.v = contiguous<const void*>(v.data(), DType::f64, {c.b * c.t_kv, c.h_kv, c.d_v});
+  f.dout = contiguous<const void*>(dout.data(), DType::f64, {c.b * c.t_q, c.h_q, c.d_v});
+  f.dq = contiguous<void*>(dq.data(), DType::f64, {c.b * c.t_q, c.h_q, c.d_qk});
+  f.dk = contiguous<void*>(dk.data(), DType::f64, {c.b * c.t_kv, c.h_kv, c.d_qk});
+  f.dv = contiguous<void*>(dv.data(), DType::f64, {c.b * c.t_kv, c.h_kv, c.d_v});
+  attention::check(f);
+  reference::Doubles doubles;
+  if (c.sink()) {
+    doubles.sink_logit = sink.data();
+    doubles.dsink_logit = dsink.data();
+  }
+  reference::backward(f, doubles);
+  expect_close("dq", dq, c.file.at("dq").doubles(), 1e-12);
+  expect_close("dk", dk, c.file.at("dk").doubles(), 1e-12);
+  expect_close("dv", dv, c.file.at("dv").doubles(), 1e-12);
+  if (c.sink()) expect_close("dsink", dsink, c.file.at("dsink").doubles(), 1e-12);
+}
+
+// The CPU path on the same case: no worse than twice the reference rerun in its precision.
+TEST_P(AttentionGolden, CpuForward) {
+  const Case c(GetParam());
+  Problem p;
+  p.spec = c.spec;
+  p.h_q = c.h_q;
+  p.h_kv = c.h_kv;
+  p.d_qk = c.d_qk;
+  p.d_v = c.d_v;
+  for (std::int64_t s = 0; s < c.b; ++s) p.lengths.push_back({c.t_q, c.t_kv});
+  p.q = c.file.at("q").doubles();
+  p.k = c.file.at("k").doubles();
+  p.v = c.file.at("v").doubles();
+  if (c.sink()) p.sink_logit = c.file.at("sink").floats();
+  const auto want = c.file.at("out").doubles();
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    Layout layout;
+    layout.dtype = layout.out_dtype = dtype;
+    const Stored probe(p, layout);
+    if (!attention::unsupported_reason(probe.forward, attention::Backend::cpu).empty()) continue;
+    const double yardstick = max_difference(run_reference(p, layout, true).out, want);
+    for (const std::int64_t page_tokens : {0, 16}) {
+      layout.page_tokens = page_tokens;
+      layout.hostile = true;
+      const Output got = run(p, layout, attention::Backend::cpu);
+      EXPECT_LE(max_difference(got.out, want), 2 * yardstick + 1e-6)
+          << name(dtype) << " pages of " << page_tokens;
+    }
+  }
+}
+
+std::string test_name(const testing::TestParamInfo<std::filesystem::path>& tested) {
+  std::string text = tested.param.stem().string();
+  for (char& c : text) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return text;
+}
+
+INSTANTIATE_TEST_SUITE_P(golden, AttentionGolden, testing::ValuesIn(golden_ops()), test_name);
+
+TEST(AttentionGoldenFiles, golden_cases_exist) {
+  EXPECT_FALSE(golden_ops().empty()) << golden_dir();
+}
+
+}  // namespace
+}  // namespace basin::test
