@@ -20,6 +20,7 @@ namespace basin::attention::cpu {
 namespace {
 
 constexpr double kLog2E = 1.442695040888963407359925;
+constexpr std::int64_t kFewRows = 16;
 constexpr double kLn2 = 0.693147180559945309417232;
 
 const Kernel& kernel() {
@@ -86,11 +87,12 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-// Rows of one kv head of one sequence that are handled together. Rows are numbered query-major:
-// row = query * group + head in group.
+// Rows of one sequence that are handled together, for some kv heads. Rows of a kv head are numbered query-major:
+// row = query * group + head in group. `rows` counts those of one kv head.
 struct Item {
   std::int64_t sequence;
-  std::int64_t kv_head;
+  std::int64_t kv_head;  // first
+  int heads;             // kv heads
   std::int64_t row_begin;
   int rows;
   // Segments with a visible key: [0, a_segments) and [b_first, b_last), without overlap.
@@ -98,6 +100,7 @@ struct Item {
   std::int64_t keys;        // an upper bound of the keys any of its rows sees, to estimate work
   std::int64_t first_part;  // index of its first segment's state when segments are spread over threads
 
+  int all_rows() const { return heads * rows; }
   std::int64_t segments() const { return a_segments + (b_last - b_first); }
   std::int64_t segment(std::int64_t i) const { return i < a_segments ? i : b_first + (i - a_segments); }
 };
@@ -147,20 +150,30 @@ void find_segments(const Mask& mask, const Sequence& sequence, std::int64_t grou
   item.b_last = std::max(ceil_div(b_end, kSegmentKeys), item.b_first);
 }
 
-std::vector<Item> plan(const Call& call) {
+// Few rows (decode) take as many kv heads at once as leave every thread something to do, so that keys and values are
+// read in the order of memory; many rows take one, so that its tile stays in the nearest cache.
+int heads_at_once(std::int64_t h_kv, std::int64_t rows, std::int64_t keys, int threads) {
+  if (rows > kFewRows) return 1;
+  const std::int64_t segments = std::max<std::int64_t>(1, ceil_div(keys, kSegmentKeys));
+  const std::int64_t pieces = std::min(h_kv, ceil_div(2 * threads, segments));
+  return static_cast<int>(std::min(ceil_div(h_kv, pieces), kMaxBlockRows / rows));
+}
+
+std::vector<Item> plan(const Call& call, int threads) {
   std::vector<Item> items;
   const std::int64_t h_kv = call.problem.q.shape[1] / call.group;
   for (std::size_t s = 0; s < call.problem.sequences.size(); ++s) {
     const Sequence& sequence = call.problem.sequences[s];
     const std::int64_t rows = sequence.q_tokens * call.group;
     for (std::int64_t begin = 0; begin < rows; begin += kMaxBlockRows) {
-      for (std::int64_t head = 0; head < h_kv; ++head) {
-        Item item{};
-        item.sequence = static_cast<std::int64_t>(s);
-        item.kv_head = head;
-        item.row_begin = begin;
-        item.rows = static_cast<int>(std::min<std::int64_t>(kMaxBlockRows, rows - begin));
-        find_segments(call.problem.spec.mask, sequence, call.group, item);
+      Item item{};
+      item.sequence = static_cast<std::int64_t>(s);
+      item.row_begin = begin;
+      item.rows = static_cast<int>(std::min<std::int64_t>(kMaxBlockRows, rows - begin));
+      find_segments(call.problem.spec.mask, sequence, call.group, item);
+      const int at_once = heads_at_once(h_kv, item.rows, item.keys, threads);
+      for (item.kv_head = 0; item.kv_head < h_kv; item.kv_head += at_once) {
+        item.heads = static_cast<int>(std::min<std::int64_t>(at_once, h_kv - item.kv_head));
         items.push_back(item);
       }
     }
@@ -188,20 +201,25 @@ KeyRows key_rows(const ConstView& view, const Sequence& sequence, std::int64_t k
   return rows;
 }
 
+std::int64_t head_bytes(const ConstView& view) {
+  return view.stride[view.rank == 4 ? 2 : 1] * block_bytes(view.dtype);
+}
+
 State state_at(float* memory, int rows) {
   return {memory, memory + rows, memory + static_cast<std::int64_t>(rows) * (1 + kLanes)};
 }
 
-// The query and head of a row of an item.
+// The query and head of a row of an item; its rows are those of the first kv head, then of the next.
 struct RowPlace {
   std::int64_t token;  // row in q and out
   std::int64_t head;   // query head
 };
 
 RowPlace place(const Call& call, const Item& item, int row) {
-  const std::int64_t r = item.row_begin + row;
+  const std::int64_t r = item.row_begin + row % item.rows;
+  const std::int64_t kv_head = item.kv_head + row / item.rows;
   const Sequence& sequence = call.problem.sequences[static_cast<std::size_t>(item.sequence)];
-  return {sequence.q_begin + r / call.group, item.kv_head * call.group + r % call.group};
+  return {sequence.q_begin + r / call.group, kv_head * call.group + r % call.group};
 }
 
 // Per-thread memory.
@@ -223,10 +241,13 @@ Block make_block(const Call& call, const Item& item, std::array<Visible, kMaxBlo
   block.storage = call.storage;
   block.d_qk = static_cast<int>(call.d_qk);
   block.d_v = static_cast<int>(call.d_v);
+  block.heads = item.heads;
   block.rows = item.rows;
   block.sink_tokens = p.spec.mask.sink_tokens;
   block.k = key_rows(p.k, sequence, item.kv_head);
   block.v = key_rows(p.v, sequence, item.kv_head);
+  block.k_head_bytes = head_bytes(p.k);
+  block.v_head_bytes = head_bytes(p.v);
   if (p.spec.softcap != 0.0) {
     block.score_scale = static_cast<float>(p.spec.scale / p.spec.softcap);
     block.softcap = static_cast<float>(p.spec.softcap * kLog2E);
@@ -241,13 +262,13 @@ Block make_block(const Call& call, const Item& item, std::array<Visible, kMaxBlo
 
   const auto pack = [&](const ConstView& view, Buffer& buffer) -> const void* {
     std::array<const std::byte*, kMaxBlockRows> row;
-    for (int r = 0; r < item.rows; ++r) {
+    for (int r = 0; r < item.all_rows(); ++r) {
       const RowPlace at = place(call, item, r);
       row[static_cast<std::size_t>(r)] =
           bytes(view) + (at.token * view.stride[0] + at.head * view.stride[1]) * block_bytes(view.dtype);
     }
-    float* to = buffer.at_least(static_cast<std::size_t>(item.rows * call.d_qk));
-    kernel().pack_queries(call.storage, block.d_qk, item.rows, row.data(), to);
+    float* to = buffer.at_least(static_cast<std::size_t>(item.all_rows() * call.d_qk));
+    kernel().pack_queries(call.storage, block.d_qk, item.all_rows(), row.data(), to);
     return to;
   };
   block.q = pack(p.q, memory.queries);
@@ -280,7 +301,7 @@ void store_row(const View& out, const RowPlace& at, const float* acc, float fact
 
 void finish_rows(const Call& call, const Item& item, const State& total) {
   const Forward& p = call.problem;
-  for (int r = 0; r < item.rows; ++r) {
+  for (int r = 0; r < item.all_rows(); ++r) {
     const RowPlace at = place(call, item, r);
     PartialState<double> state;  // the kernel's m is in base 2
     state.m = static_cast<double>(total.m[r]) * kLn2;
@@ -298,16 +319,16 @@ void run_item(const Call& call, const Item& item) {
   Workspace& memory = workspace();
   std::array<Visible, kMaxBlockRows> visible_rows;
   const Block block = make_block(call, item, visible_rows, memory);
-  const auto floats = static_cast<std::size_t>(item.rows * call.row_floats());
-  const State segment = state_at(memory.segment.at_least(floats), item.rows);
-  const State total = state_at(memory.total.at_least(floats), item.rows);
+  const auto floats = static_cast<std::size_t>(item.all_rows() * call.row_floats());
+  const State segment = state_at(memory.segment.at_least(floats), item.all_rows());
+  const State total = state_at(memory.total.at_least(floats), item.all_rows());
   float* scratch = memory.kernel_scratch.at_least(kernel().scratch_bytes / sizeof(float));
-  kernel().clear(item.rows, block.d_v, total);
+  kernel().clear(item.all_rows(), block.d_v, total);
   for (std::int64_t i = 0; i < item.segments(); ++i) {
     const std::int64_t begin = item.segment(i) * kSegmentKeys;
-    kernel().clear(item.rows, block.d_v, segment);
+    kernel().clear(item.all_rows(), block.d_v, segment);
     kernel().segment(block, begin, begin + kSegmentKeys, segment, scratch);
-    kernel().fold(item.rows, block.d_v, segment, total);
+    kernel().fold(item.all_rows(), block.d_v, segment, total);
   }
   finish_rows(call, item, total);
 }
@@ -317,21 +338,21 @@ void run_part(const Call& call, const Item& item, std::int64_t i, float* part) {
   Workspace& memory = workspace();
   std::array<Visible, kMaxBlockRows> visible_rows;
   const Block block = make_block(call, item, visible_rows, memory);
-  const State segment = state_at(part, item.rows);
+  const State segment = state_at(part, item.all_rows());
   float* scratch = memory.kernel_scratch.at_least(kernel().scratch_bytes / sizeof(float));
   const std::int64_t begin = item.segment(i) * kSegmentKeys;
-  kernel().clear(item.rows, block.d_v, segment);
+  kernel().clear(item.all_rows(), block.d_v, segment);
   kernel().segment(block, begin, begin + kSegmentKeys, segment, scratch);
 }
 
 void fold_parts(const Call& call, const Item& item, float* const* part) {
   Workspace& memory = workspace();
-  const auto floats = static_cast<std::size_t>(item.rows * call.row_floats());
-  const State total = state_at(memory.total.at_least(floats), item.rows);
-  kernel().clear(item.rows, static_cast<int>(call.d_v), total);
+  const auto floats = static_cast<std::size_t>(item.all_rows() * call.row_floats());
+  const State total = state_at(memory.total.at_least(floats), item.all_rows());
+  kernel().clear(item.all_rows(), static_cast<int>(call.d_v), total);
   for (std::int64_t i = 0; i < item.segments(); ++i) {
-    kernel().fold(item.rows, static_cast<int>(call.d_v), state_at(part[item.first_part + i], item.rows),
-                  total);
+    kernel().fold(item.all_rows(), static_cast<int>(call.d_v),
+                  state_at(part[item.first_part + i], item.all_rows()), total);
   }
   finish_rows(call, item, total);
 }
@@ -373,7 +394,7 @@ void forward(const Forward& problem, ThreadPool& pool) {
     throw Error(ErrorCode::unsupported, reason, "use the reference backend, or convert the tensors");
   }
   const Call call(problem);
-  std::vector<Item> items = plan(call);
+  std::vector<Item> items = plan(call, pool.threads());
 
   // Spread segments over threads when there are few items: a decode step has one item per sequence and kv head.
   // Which way is taken does not touch the result. Parts are bounded, since a long prefill does not need them.
@@ -384,8 +405,8 @@ void forward(const Forward& problem, ThreadPool& pool) {
   for (Item& item : items) {
     item.first_part = parts;
     parts += item.segments();
-    part_floats += item.segments() * item.rows * call.row_floats();
-    work += item.keys * item.rows * (call.d_qk + call.d_v);
+    part_floats += item.segments() * item.all_rows() * call.row_floats();
+    work += item.keys * item.all_rows() * (call.d_qk + call.d_v);
   }
   const auto count = static_cast<std::int64_t>(items.size());
   if (pool.threads() == 1 || work < kSerialWork) {
@@ -406,7 +427,7 @@ void forward(const Forward& problem, ThreadPool& pool) {
     for (std::int64_t i = 0; i < item.segments(); ++i) {
       part.push_back(memory);
       owner.push_back(&item);
-      memory += item.rows * call.row_floats();
+      memory += item.all_rows() * call.row_floats();
     }
   }
   pool.parallel_for(parts, [&](std::int64_t i, int) {

@@ -36,8 +36,10 @@ struct Tile {
   std::int64_t begin;
   const float* keys;              // packed
   const std::byte* const* value;  // [kTileKeys] rows, of floats when `values_widened`, else as stored
+  std::ptrdiff_t value_offset;    // bytes to add to each
   bool values_widened;
   const std::uint64_t* mask;  // [rows] as in Found
+  int first_row;              // of this head, in q and the state
 };
 
 // Shifts by a signed count in [0, 64).
@@ -149,7 +151,7 @@ BASIN_INLINE void accumulate(const Tile& tile, const std::uint64_t* mask, std::u
       sum[r][i] = mul(load(acc + static_cast<std::ptrdiff_t>(r) * d_v + d + i * kLanes), factor);
     });
   });
-  const std::ptrdiff_t offset = static_cast<std::ptrdiff_t>(d) * stored_bytes<kValues>();
+  const std::ptrdiff_t offset = tile.value_offset + static_cast<std::ptrdiff_t>(d) * stored_bytes<kValues>();
   std::uint64_t left = any;
   while (left != 0) {
     int key = __builtin_ctzll(left);
@@ -201,8 +203,9 @@ void accumulate_all(const Tile& tile, const std::uint64_t* mask, std::uint64_t a
 }
 
 template <Storage kStorage, int R>
-void tile_rows(const Block& block, const Tile& tile, int row, const State& state) {
-  const std::uint64_t* mask = tile.mask + row;
+void tile_rows(const Block& block, const Tile& tile, int row_of_head, const State& state) {
+  const std::uint64_t* mask = tile.mask + row_of_head;
+  const int row = tile.first_row + row_of_head;
   std::uint64_t any = 0;
   std::uint64_t all = ~std::uint64_t{0};
   for (int r = 0; r < R; ++r) {
@@ -276,22 +279,37 @@ BASIN_INLINE bool find_tile(const Block& block, std::int64_t begin, std::int64_t
   return false;
 }
 
-// Asks for the rows of the keys [first, first + kLanes) of a tile. Rows of one kv head lie far apart, so that the
-// hardware's prefetchers do not see a stream; without this, decode waits for memory most of the time.
-BASIN_INLINE void prefetch_group(const Found& found, int first, int key_bytes, int value_bytes) {
-  for (int i = first; i < first + kLanes; ++i) {
-    if (found.key[i] == nullptr) continue;
-    for (int at = 0; at < key_bytes; at += kCacheLine) __builtin_prefetch(found.key[i] + at, 0, 3);
-    for (int at = 0; at < value_bytes; at += kCacheLine) __builtin_prefetch(found.value[i] + at, 0, 3);
+// Reads one byte of every cache line of the keys [first, last) of a tile, all heads of a key before the next key: in
+// the order of memory, so that the hardware's prefetchers see a stream. Each head then finds its rows, which lie far
+// apart, in the cache. Without this, decode waits for memory most of the time; prefetch instructions help less.
+BASIN_INLINE void touch(const std::byte* const* row, int first, int last, std::int64_t head_bytes, int heads,
+                        std::int64_t row_bytes) {
+  if (head_bytes == row_bytes) {  // heads side by side: one run of bytes per key
+    row_bytes *= heads;
+    heads = 1;
   }
+  for (int i = first; i < last; ++i) {
+    const std::byte* p = row[i];
+    if (p == nullptr) continue;
+    for (int head = 0; head < heads; ++head, p += head_bytes) {
+      for (std::int64_t at = 0; at < row_bytes; at += kCacheLine) {
+        static_cast<void>(*static_cast<const volatile std::byte*>(p + at));
+      }
+    }
+  }
+}
+
+template <Storage kStorage>
+BASIN_INLINE void touch(const Block& block, const Found& found, int first, int last) {
+  constexpr int kSize = stored_bytes<kStorage>();
+  touch(found.key, first, last, block.k_head_bytes, block.heads, block.d_qk * kSize);
+  touch(found.value, first, last, block.v_head_bytes, block.heads, block.d_v * kSize);
 }
 
 template <Storage kStorage>
 void segment(const Block& block, std::int64_t begin, std::int64_t end, const State& state, void* memory) {
   Scratch& scratch = *static_cast<Scratch*>(memory);
   const int n = steps<kStorage>(block.d_qk);
-  const int key_bytes = block.d_qk * stored_bytes<kStorage>();
-  const int value_bytes = block.d_v * stored_bytes<kStorage>();
   const bool widen = kStorage != Storage::f32 && block.rows >= kWidenRows;
   const std::byte* widened[kTileKeys];
   for (int i = 0; i < kTileKeys; ++i) {
@@ -304,36 +322,42 @@ void segment(const Block& block, std::int64_t begin, std::int64_t end, const Sta
   found[1].mask = scratch.mask[1];
   int now = 0;
   bool more = find_tile(block, begin, end, found[0]);
-  if (more) {
-    for (int i = 0; i < kTileKeys; i += kLanes) prefetch_group(found[0], i, key_bytes, value_bytes);
-  }
+  if (more) touch<kStorage>(block, found[0], 0, kTileKeys);
   while (more) {
     const Found& here = found[now];
     Found& next = found[1 - now];
     more = find_tile(block, here.begin + kTileKeys, end, next);
-
     const int first = __builtin_ctzll(here.any) / kLanes;
     const int last = (63 - __builtin_clzll(here.any)) / kLanes + 1;
-    for (int g = 0; g < kGroups; ++g) {
-      if (g >= first && g < last) {
-        pack_group<kStorage>(here.key + g * kLanes, block.d_qk,
+    for (int head = 0; head < block.heads; ++head) {
+      // The next tile comes in while this one is computed.
+      if (more)
+        touch<kStorage>(block, next, kTileKeys * head / block.heads, kTileKeys * (head + 1) / block.heads);
+
+      const std::ptrdiff_t key_offset = head * block.k_head_bytes;
+      const std::ptrdiff_t value_offset = head * block.v_head_bytes;
+      for (int g = first; g < last; ++g) {
+        pack_group<kStorage>(here.key + g * kLanes, key_offset, block.d_qk,
                              scratch.keys + static_cast<std::ptrdiff_t>(g) * n * kLanes);
       }
-      if (more) prefetch_group(next, g * kLanes, key_bytes, value_bytes);
+      if (widen) widen_values<kStorage>(here.value, value_offset, block.d_v, scratch.values);
+      const Tile tile = {here.begin,
+                         scratch.keys,
+                         widen ? widened : here.value,
+                         widen ? 0 : value_offset,
+                         widen || kStorage == Storage::f32,
+                         here.mask,
+                         head * block.rows};
+      int row = 0;
+      for (; row + kMaxRows <= block.rows; row += kMaxRows) {
+        tile_rows<kStorage, kMaxRows>(block, tile, row, state);
+      }
+      tile_rows_tail<kStorage, kMaxRows - 1>(block, tile, row, state);
     }
-    if (widen) widen_values<kStorage>(here.value, block.d_v, scratch.values);
-    const Tile tile = {here.begin, scratch.keys, widen ? widened : here.value,
-                       widen || kStorage == Storage::f32, here.mask};
-
-    int row = 0;
-    for (; row + kMaxRows <= block.rows; row += kMaxRows) {
-      tile_rows<kStorage, kMaxRows>(block, tile, row, state);
-    }
-    tile_rows_tail<kStorage, kMaxRows - 1>(block, tile, row, state);
     now = 1 - now;
   }
 
-  for (int r = 0; r < block.rows; ++r) {
+  for (int r = 0; r < block.heads * block.rows; ++r) {
     float* l = state.l + static_cast<std::ptrdiff_t>(r) * kLanes;
     for (int half = kLanes / 2; half > 0; half /= 2) {
       for (int i = 0; i < half; ++i) l[i] += l[i + half];

@@ -26,25 +26,27 @@ struct Visible {
   std::int64_t b_end;
 };
 
-/// Running state of a block of rows over one segment; in the total of a block, l has folded sums in lane 0.
+/// Running state of rows (of all heads of a block) over one segment; in a total, l has folded sums in lane 0.
 struct State {
-  float* m;    // [rows] base 2
-  float* l;    // [rows, kLanes]
-  float* acc;  // [rows, d_v]
+  float* m;    // [heads * rows] base 2
+  float* l;    // [heads * rows, kLanes]
+  float* acc;  // [heads * rows, d_v]
 };
 
-/// A block of rows that share a kv head, and the arithmetic.
+/// A block of rows, the same queries for each of some kv heads, and the arithmetic.
 struct Block {
   Storage storage;
-  int d_qk, d_v;  // multiples of 16, at most kMaxHead
-  int rows;
-  const void* q;             // [rows, d_qk] as pack_queries left it
-  const void* q_sink;        // same, for keys < sink_tokens; null = q for all keys
-  std::int64_t sink_tokens;  // used with q_sink only
-  const Visible* visible;    // [rows]
-  KeyRows k, v;
-  float score_scale;  // scale * log2(e); with softcap: scale / softcap
-  float softcap;      // softcap * log2(e), 0 = off
+  int d_qk, d_v;                            // multiples of 16, at most kMaxHead
+  int heads;                                // kv heads
+  int rows;                                 // of each kv head
+  const void* q;                            // [heads * rows, d_qk] as pack_queries left it
+  const void* q_sink;                       // same, for keys < sink_tokens; null = q for all keys
+  std::int64_t sink_tokens;                 // used with q_sink only
+  const Visible* visible;                   // [rows]
+  KeyRows k, v;                             // of the first kv head
+  std::int64_t k_head_bytes, v_head_bytes;  // from one kv head to the next
+  float score_scale;                        // scale * log2(e); with softcap: scale / softcap
+  float softcap;                            // softcap * log2(e), 0 = off
 };
 
 struct Kernel {

@@ -82,9 +82,9 @@ BASIN_INLINE void transpose_words(const LoadRow& load_row, int columns, float* o
   });
 }
 
-// One group of 16 keys. out[steps][16].
+// One group of 16 keys, `offset` bytes after each row pointer. out[steps][16].
 template <Storage kStorage>
-BASIN_INLINE void pack_group(const std::byte* const* row, int d, float* out) {
+BASIN_INLINE void pack_group(const std::byte* const* row, std::ptrdiff_t offset, int d, float* out) {
   const int n = steps<kStorage>(d);
   for (int s = 0; s < n; s += 16) {
     const int columns = n - s < 16 ? 8 : 16;  // n is a multiple of 8
@@ -95,10 +95,10 @@ BASIN_INLINE void pack_group(const std::byte* const* row, int d, float* out) {
             const __mmask16 mask = p == nullptr    ? __mmask16{0}
                                    : columns == 16 ? __mmask16{0xffff}
                                                    : __mmask16{0xff};
-            return _mm512_maskz_loadu_epi32(mask, p + 4 * s);
+            return _mm512_maskz_loadu_epi32(mask, p + offset + 4 * s);
           } else {
             return p == nullptr ? _mm512_setzero_si512()
-                                : _mm512_castps_si512(load_stored<kStorage>(p + 2 * s).part[0].raw);
+                                : _mm512_castps_si512(load_stored<kStorage>(p + offset + 2 * s).part[0].raw);
           }
         },
         columns, out + 16 * s);
@@ -107,13 +107,14 @@ BASIN_INLINE void pack_group(const std::byte* const* row, int d, float* out) {
 #else
 // One group of 16 keys, four keys by four steps at a time. out[steps][16].
 template <Storage kStorage>
-BASIN_INLINE void pack_group(const std::byte* const* row, int d, float* out) {
+BASIN_INLINE void pack_group(const std::byte* const* row, std::ptrdiff_t offset, int d, float* out) {
   alignas(64) float wide[4][16];
   for (int key = 0; key < kLanes; key += 4) {
     for (int s = 0; s < d; s += 16) {
       for (int i = 0; i < 4; ++i) {
         const std::byte* p = row[key + i];
-        store(p == nullptr ? set(0.0f) : load_stored<kStorage>(p + stored_bytes<kStorage>() * s), wide[i]);
+        store(p == nullptr ? set(0.0f) : load_stored<kStorage>(p + offset + stored_bytes<kStorage>() * s),
+              wide[i]);
       }
 #if HWY_TARGET == HWY_SCALAR
       for (int c = 0; c < 16; ++c) {
@@ -141,15 +142,15 @@ BASIN_INLINE void pack_group(const std::byte* const* row, int d, float* out) {
 }
 #endif
 
-// Values as floats: out[key][d_v] for the keys with a row.
+// Values as floats: out[key][d_v] for the keys with a row, `offset` bytes after its pointer.
 template <Storage kStorage>
-BASIN_INLINE void widen_values(const std::byte* const* row, int d_v, float* out) {
+BASIN_INLINE void widen_values(const std::byte* const* row, std::ptrdiff_t offset, int d_v, float* out) {
   for (int key = 0; key < kTileKeys; ++key) {
     const std::byte* p = row[key];
     if (p == nullptr) continue;
     float* to = out + static_cast<std::ptrdiff_t>(key) * d_v;
     for (int c = 0; c < d_v; c += kLanes)
-      store(load_stored<kStorage>(p + stored_bytes<kStorage>() * c), to + c);
+      store(load_stored<kStorage>(p + offset + stored_bytes<kStorage>() * c), to + c);
   }
 }
 
