@@ -111,6 +111,14 @@ TEST(SoftmaxState, KeysOfMinusInfinityAreNoKeys) {
   EXPECT_EQ(finish(s.state, -kInf).factor * s.acc[0], 5.0);
 }
 
+// A split without keys may leave its accumulator unwritten.
+TEST(SoftmaxState, AStateWithoutKeysIsNotRead) {
+  State s = state_of({{1.0, 4.0}});
+  double nan[2] = {std::nan(""), std::nan("")};
+  merge(s.state, PartialState<double>{-kInf, 0.0, nan}, 2);
+  EXPECT_EQ(output(s, -kInf), 4.0);
+}
+
 // Two keys of score x and sink s: closed form, where exp(s) alone would overflow or vanish.
 TEST(SoftmaxState, FiniteSinksAreExact) {
   for (const double x : {-200.0, 0.0, 200.0}) {

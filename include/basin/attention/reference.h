@@ -1,4 +1,7 @@
 // The reference: plain loops that follow the formulas of docs/sinks.md one to one, every feature, forward and backward.
+// The forward is the definition used by gpt-oss (a sink column joins the softmax and is dropped after it); the backward
+// is the one of FlashAttention PR #1819 and FlashAttention 4: P from lse_with_sink, D = rowsum(dO * O) - dlse_with_sink,
+// d_sink_logit = -sum over rows of exp(sink_logit - lse_with_sink) D, without a scale factor.
 // It shares spec.h with the rest and nothing else, so that a mistake elsewhere cannot hide here.
 #pragma once
 
