@@ -20,7 +20,9 @@ std::uint64_t pair_key(std::int32_t left, std::int32_t right) {
 std::int32_t id_in(const Vocabulary& vocabulary, const std::string& spelling, std::size_t rank) {
   const auto found = vocabulary.find(spelling);
   if (found == vocabulary.end()) {
-    throw Error(ErrorCode::corrupt, fmt::format("merge {}: '{}' is not in the vocabulary", rank, spelling));
+    throw Error(
+        ErrorCode::corrupt,
+        fmt::format("merge {}: '{}' is not in the vocabulary, or is a special token", rank, spelling));
   }
   return found->second;
 }
