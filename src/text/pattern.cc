@@ -46,7 +46,7 @@ struct Workspace {
   Workspace() {
     if (!context || !stack) throw Error(ErrorCode::internal, "no memory for the regular expression matcher");
     pcre2_jit_stack_assign(context.get(), nullptr, stack.get());
-    pcre2_set_match_limit(context.get(), 1'000'000'000);  // one step per character must fit for long inputs
+    pcre2_set_match_limit(context.get(), 100'000'000);  // one step per character must fit for long inputs
   }
 };
 

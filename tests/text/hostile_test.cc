@@ -1,0 +1,277 @@
+// Damaged and unknown tokenizers: one clear error each.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "basin/base/error.h"
+#include "text/pattern.h"
+#include "text/tokenizer.h"
+#include "weights/gguf.h"
+
+namespace basin::text {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+class Directory {
+ public:
+  Directory() {
+    std::string name = (std::filesystem::temp_directory_path() / "basin-text-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Directory() { std::filesystem::remove_all(path_); }
+  void write(const char* file, const std::string& text) const { std::ofstream(path_ / file) << text; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+json tiny() {
+  std::ifstream in(BASIN_SOURCE_DIR "/tests/text/tiny/tokenizer.json");
+  return json::parse(in);
+}
+
+void expect_error(const std::function<void()>& action, ErrorCode code, const std::string& message) {
+  try {
+    action();
+    ADD_FAILURE() << "nothing was thrown; expected: " << message;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(message));
+  }
+}
+
+void expect_refused(const std::function<void(json&)>& change, ErrorCode code, const std::string& message) {
+  json document = tiny();
+  change(document);
+  const Directory directory;
+  directory.write("tokenizer.json", document.dump());
+  expect_error([&] { Tokenizer::from_directory(directory.path()); }, code, message);
+}
+
+TEST(HostileTokenizer, MissingAndBrokenFiles) {
+  const Directory directory;
+  const auto load = [&] { Tokenizer::from_directory(directory.path()); };
+  expect_error(load, ErrorCode::not_found, "tokenizer.json");
+  for (const char* text : {"", "{", "[]", "null", "\xff\xfe", "{\"model\": \"\xff\"}"}) {
+    directory.write("tokenizer.json", text);
+    expect_error(load, ErrorCode::corrupt, "JSON");
+  }
+  directory.write("tokenizer.json", std::string(100'000, '['));
+  expect_error(load, ErrorCode::corrupt, "JSON");
+  directory.write("tokenizer.json", tiny().dump());
+  for (const char* file : {"tokenizer_config.json", "generation_config.json"}) {
+    directory.write(file, "{");
+    expect_error(load, ErrorCode::corrupt, file);
+    directory.write(file, "{}");
+  }
+  directory.write("generation_config.json", R"({"eos_token_id": [2, 288]})");
+  expect_error(load, ErrorCode::corrupt, "288");
+  directory.write("generation_config.json", R"({"eos_token_id": 5})");
+  directory.write("tokenizer_config.json", R"({"add_bos_token": true})");
+  expect_error(load, ErrorCode::corrupt, "BOS");
+  directory.write("tokenizer_config.json", R"({"bos_token": "nothing"})");
+  expect_error(load, ErrorCode::corrupt, "'nothing'");
+  directory.write("tokenizer_config.json",
+                  R"({"add_bos_token": true, "bos_token": {"content": "<|endoftext|>"}})");
+  const Tokenizer tokenizer = Tokenizer::from_directory(directory.path());
+  EXPECT_TRUE(tokenizer.adds_bos());
+  EXPECT_EQ(tokenizer.bos(), 0);
+  EXPECT_THAT(tokenizer.stops(), testing::ElementsAre(0, 2, 5));
+}
+
+TEST(HostileTokenizer, MissingFields) {
+  for (const char* key : {"vocab", "merges"}) {
+    expect_refused([&](json& d) { d["model"].erase(key); }, ErrorCode::corrupt, key);
+  }
+  expect_refused([](json& d) { d.erase("model"); }, ErrorCode::corrupt, "model");
+  expect_refused([](json& d) { d["added_tokens"][0].erase("id"); }, ErrorCode::corrupt, "id");
+  expect_refused([](json& d) { d["added_tokens"][0].erase("content"); }, ErrorCode::corrupt, "content");
+  expect_refused([](json& d) { d["pre_tokenizer"].erase("pretokenizers"); }, ErrorCode::corrupt,
+                 "pretokenizers");
+  expect_refused(
+      [](json& d) {
+        d["pre_tokenizer"] = json{{"type", "Split"}};
+      },
+      ErrorCode::corrupt, "pattern");
+}
+
+TEST(HostileTokenizer, WrongTypesEverywhere) {
+  // Every member in turn becomes a value of every kind: an Error or a tokenizer, never anything else.
+  const json original = tiny();
+  const std::vector<json> values = {nullptr,          true, -1, 1e300, "x", json::array({1, nullptr}),
+                                    json{{"type", 3}}};
+  const Directory directory;
+  const json flat = original.flatten();
+  for (const auto& [pointer, old] : flat.items()) {
+    if (pointer.starts_with("/model/vocab/") && !pointer.ends_with("0")) continue;  // one of many alike
+    if (pointer.starts_with("/model/merges/") && !pointer.starts_with("/model/merges/1/")) continue;
+    for (const json& value : values) {
+      json document = original;
+      document[json::json_pointer(pointer)] = value;
+      directory.write("tokenizer.json", document.dump());
+      try {
+        Tokenizer::from_directory(directory.path()).encode("the cat <tool> 12", true);
+      } catch (const Error& error) {
+        EXPECT_TRUE(error.code() == ErrorCode::corrupt || error.code() == ErrorCode::unsupported)
+            << pointer << ": " << error.what();
+      }
+    }
+  }
+}
+
+TEST(HostileTokenizer, ContradictoryVocabulary) {
+  expect_refused([](json& d) { d["model"]["vocab"] = json::object(); }, ErrorCode::corrupt, "");
+  expect_refused([](json& d) { d["model"]["vocab"]["zzz"] = 5; }, ErrorCode::corrupt,
+                 "id 5 is given to two tokens");
+  expect_refused([](json& d) { d["model"]["vocab"]["zzz"] = -5; }, ErrorCode::corrupt, "-5");
+  expect_refused([](json& d) { d["model"]["vocab"]["zzz"] = 2'000'000'000; }, ErrorCode::corrupt,
+                 "2000000000");
+  expect_refused([](json& d) { d["model"]["vocab"]["zzz"] = 18446744073709551615u; }, ErrorCode::corrupt,
+                 "zzz");
+  expect_refused([](json& d) { d["added_tokens"][0]["id"] = 7; }, ErrorCode::corrupt, "<|endoftext|>");
+  expect_refused([](json& d) { d["added_tokens"][3]["id"] = 7; }, ErrorCode::corrupt, "<tool>");
+  expect_refused([](json& d) { d["added_tokens"][3]["content"] = ""; }, ErrorCode::corrupt, "empty");
+}
+
+TEST(HostileTokenizer, ContradictoryMerges) {
+  const auto merges = [](json value) { return [value](json& d) { d["model"]["merges"] = value; }; };
+  expect_refused(merges({json{"t", "h", "e"}}), ErrorCode::corrupt, "two parts");
+  expect_refused(merges({"t h e"}), ErrorCode::corrupt, "two parts");
+  expect_refused(merges({"the"}), ErrorCode::corrupt, "two parts");
+  expect_refused(merges({"t unknown"}), ErrorCode::corrupt, "'unknown'");
+  expect_refused(merges({"q x"}), ErrorCode::corrupt, "'qx'");
+  expect_refused(merges({"h e", "h e"}), ErrorCode::corrupt, "twice");
+  expect_refused(
+      [](json& d) {  // plain text would turn into a special token
+        d["model"]["vocab"]["<|"] = 290;
+        d["added_tokens"][0]["content"] = "<|";
+        d["added_tokens"][0]["id"] = 290;
+        d["model"]["merges"] = {"< |"};
+      },
+      ErrorCode::corrupt, "special token");
+  // The result of a merge cannot be a part of itself, as lengths add up; a cycle of names ends as unknown results.
+  expect_refused(merges({"h e", "he he"}), ErrorCode::corrupt, "'hehe'");
+}
+
+TEST(HostileTokenizer, OneLongWordThatMergesEverywhere) {
+  json document = tiny();
+  document["pre_tokenizer"]["pretokenizers"].erase(0);
+  document["model"]["merges"] = json::array();
+  std::string run = "a";
+  int id = 300;
+  for (int doubling = 0; doubling < 8; ++doubling) {
+    document["model"]["merges"].push_back(run + " " + run);
+    run += run;
+    document["model"]["vocab"][run] = id++;
+  }
+  const Directory directory;
+  directory.write("tokenizer.json", document.dump());
+  const Tokenizer tokenizer = Tokenizer::from_directory(directory.path());
+  const auto ids = tokenizer.encode(std::string((1 << 20) + 3, 'a'), true);
+  ASSERT_EQ(ids.size(), 4096u + 2u);
+  EXPECT_EQ(ids[0], 307);
+  EXPECT_EQ(ids[4096], 300);  // 3 = 2 + 1
+  EXPECT_EQ(tokenizer.token_bytes(ids[4097], true), "a");
+}
+
+TEST(HostileTokenizer, UnknownComponentsAreNamed) {
+  const auto set = [](const char* key, json value) { return [=](json& d) { d[key] = value; }; };
+  const auto type = [](const char* name) { return json{{"type", name}}; };
+  const auto refused = [](const std::function<void(json&)>& change, const char* name) {
+    expect_refused(change, ErrorCode::unsupported, name);
+  };
+  refused(set("normalizer", type("Lowercase")), "Lowercase");
+  refused(set("normalizer", json{{"type", "Sequence"}, {"normalizers", {type("NFC"), type("NFKC")}}}),
+          "NFKC");
+  refused(set("pre_tokenizer", type("Metaspace")), "Metaspace");
+  refused(set("pre_tokenizer", nullptr), "ByteLevel");
+  refused(set("pre_tokenizer", json{{"type", "Digits"}, {"individual_digits", true}}), "ByteLevel");
+  refused(set("decoder", type("WordPiece")), "WordPiece");
+  refused(set("post_processor", type("BertProcessing")), "BertProcessing");
+  const json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  const json end = {{"SpecialToken", {{"id", "<|im_end|>"}, {"type_id", 0}}}};
+  refused(set("post_processor", json{{"type", "TemplateProcessing"}, {"single", {text, end}}}),
+          "TemplateProcessing");
+  refused([](json& d) { d["model"]["type"] = "Unigram"; }, "Unigram");
+  refused([](json& d) { d["model"]["dropout"] = 0.1; }, "dropout");
+  refused([](json& d) { d["model"]["byte_fallback"] = true; }, "byte_fallback");
+  refused([](json& d) { d["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix");
+  refused([](json& d) { d["model"]["continuing_subword_prefix"] = "##"; }, "continuing_subword_prefix");
+  refused([](json& d) { d["added_tokens"][3]["single_word"] = true; }, "single_word");
+  refused([](json& d) { d["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Shuffled"; }, "Shuffled");
+}
+
+TEST(HostileTokenizer, PatternsThatCouldMeanSomethingElse) {
+  for (const char* pattern :
+       {"\\w+", "\\bword", "^a", "a$", "[a[bc]]", "[a&&b]", "(?i)a", "a{2}+", "[\\S]", "(a)\\1", "(?<name>a)",
+        "(*ACCEPT)", "\\", "\\p", "\\pL", "[]a]", "\\X", "\\K"}) {
+    expect_error([&] { Pattern{pattern}; }, ErrorCode::unsupported, "not supported");
+  }
+  for (const char* pattern : {"(a", "[a", "a{2,1}", "\\p{Nonsense}", "*a"}) {
+    expect_error([&] { Pattern{pattern}; }, ErrorCode::corrupt, "regular expression");
+  }
+}
+
+TEST(HostileTokenizer, ExponentialPatternEnds) {
+  const Pattern pattern("(?:a+)+[bc]");
+  expect_error([&] { pattern.find(std::string(200, 'a')); }, ErrorCode::unsupported, "fails at byte 0");
+}
+
+weights::GgufFile gguf() {
+  weights::GgufFile file;
+  file.metadata["tokenizer.ggml.model"] = std::string("gpt2");
+  file.metadata["tokenizer.ggml.pre"] = std::string("smollm");
+  file.metadata["tokenizer.ggml.tokens"] =
+      std::vector<std::string>{"<|im_end|>", "a", "b", "ab", "1", "Ġ", "Ġab"};
+  file.metadata["tokenizer.ggml.token_type"] = std::vector<std::int64_t>{3, 1, 1, 1, 1, 1, 1};
+  file.metadata["tokenizer.ggml.merges"] = std::vector<std::string>{"a b", "Ġ ab"};
+  file.metadata["tokenizer.ggml.eos_token_id"] = std::uint64_t{0};
+  return file;
+}
+
+TEST(GgufTokenizer, Reads) {
+  const Tokenizer tokenizer = Tokenizer::from_gguf(gguf());
+  EXPECT_THAT(tokenizer.encode("ab ab11<|im_end|>", true), testing::ElementsAre(3, 6, 4, 4, 0));
+  EXPECT_THAT(tokenizer.stops(), testing::ElementsAre(0));
+  EXPECT_FALSE(tokenizer.adds_bos());
+}
+
+TEST(GgufTokenizer, Refuses) {
+  const auto refused = [](const char* key, const weights::GgufValue& value, ErrorCode code,
+                          const char* message) {
+    weights::GgufFile file = gguf();
+    file.metadata[key] = value;
+    expect_error([&] { Tokenizer::from_gguf(file); }, code, message);
+  };
+  using Strings = std::vector<std::string>;
+  using Integers = std::vector<std::int64_t>;
+  refused("tokenizer.ggml.model", std::string("llama"), ErrorCode::unsupported, "'llama'");
+  refused("tokenizer.ggml.pre", std::string("mystery"), ErrorCode::unsupported, "'mystery'");
+  refused("tokenizer.ggml.pre", true, ErrorCode::corrupt, "tokenizer.ggml.pre");
+  refused("tokenizer.ggml.tokens", Strings{"a", "a"}, ErrorCode::corrupt, "token types");
+  refused("tokenizer.ggml.tokens", Strings{"a", "a", "b", "c", "d", "e", "f"}, ErrorCode::corrupt,
+          "appears twice");
+  refused("tokenizer.ggml.token_type", Integers{9, 1, 1, 1, 1, 1, 1}, ErrorCode::corrupt, "unknown type 9");
+  refused("tokenizer.ggml.merges", Strings{"ab"}, ErrorCode::corrupt, "two parts");
+  refused("tokenizer.ggml.merges", Strings{"a zz"}, ErrorCode::corrupt, "'zz'");
+  refused("tokenizer.ggml.eos_token_id", std::uint64_t{7}, ErrorCode::corrupt, "7");
+  refused("tokenizer.ggml.bos_token_id", std::int64_t{-1}, ErrorCode::corrupt, "bos_token_id");
+  refused("tokenizer.ggml.add_bos_token", true, ErrorCode::corrupt, "BOS");
+  refused("tokenizer.ggml.add_eos_token", true, ErrorCode::unsupported, "add_eos_token");
+  for (const char* key : {"model", "pre", "tokens", "merges"}) {
+    weights::GgufFile file = gguf();
+    file.metadata.erase(std::string("tokenizer.ggml.") + key);
+    expect_error([&] { Tokenizer::from_gguf(file); }, ErrorCode::corrupt, key);
+  }
+}
+
+}  // namespace
+}  // namespace basin::text
