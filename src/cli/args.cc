@@ -347,8 +347,11 @@ Command parse(int argc, const char* const* argv) {
   add_json(*bench_app, bench.json);
 
   std::string help_of = "basin";
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    if (argc > 1 && command->get_name() == argv[1]) help_of += " " + command->get_name();
+  if (argc > 1 && argv[1][0] != '-') {
+    const std::string word = argv[1];
+    const auto commands = app.get_subcommands([&](CLI::App* command) { return command->get_name() == word; });
+    if (commands.empty()) throw UsageError(fmt::format("'{}' is not a command", word), "see basin --help");
+    help_of += " " + word;
   }
   try {
     std::vector<std::string> words = normalise(argc, argv, app);

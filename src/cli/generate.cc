@@ -29,6 +29,19 @@ std::vector<std::int32_t> text_ids(const Session& session, const GenerateArgs& a
   return encode_for_model(tokenizer, prompt).ids;
 }
 
+// The bytes of a generated token. A model may have more ids than its tokenizer (padding of the output matrix); those
+// stand for nothing.
+std::string bytes_of(const text::Tokenizer& tokenizer, std::int32_t id) {
+  return id < tokenizer.vocabulary() ? tokenizer.token_bytes(id, false) : std::string();
+}
+
+std::string decode(const text::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids) {
+  text::Utf8Stream utf8;
+  std::string text;
+  for (const std::int32_t id : ids) text += utf8.push(bytes_of(tokenizer, id));
+  return text + utf8.finish();
+}
+
 // Prints each token at once: text cut at UTF-8 boundaries, or ids when the model has no tokenizer.
 class Printer {
  public:
@@ -36,7 +49,7 @@ class Printer {
 
   void token(std::int32_t id) {
     if (tokenizer_ != nullptr) {
-      write(utf8_.push(tokenizer_->token_bytes(id, false)));
+      write(utf8_.push(bytes_of(*tokenizer_, id)));
     } else {
       write(first_ ? fmt::format("{}", id) : fmt::format(" {}", id));
     }
@@ -96,7 +109,7 @@ int run(const GenerateArgs& args) {
   if (args.json) {
     const engine::StreamReport report = stream.report();
     nlohmann::ordered_json object;
-    object["text"] = tokenizer != nullptr ? tokenizer->decode(generated.token_ids, false) : std::string();
+    object["text"] = tokenizer != nullptr ? decode(*tokenizer, generated.token_ids) : std::string();
     object["token_ids"] = generated.token_ids;
     object["prompt_tokens"] = generated.prompt_tokens;
     object["completion_tokens"] = generated.token_ids.size();

@@ -1,6 +1,7 @@
 // basin info: this build and machine, or a model.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -24,6 +25,17 @@ std::string cpu_name() {
   return "unknown";
 }
 
+// "a, b" -> {"a", "b"}
+std::vector<std::string> split_list(const std::string& list) {
+  std::vector<std::string> items;
+  for (std::size_t begin = 0; begin < list.size();) {
+    const std::size_t end = std::min(list.find(", ", begin), list.size());
+    items.push_back(list.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  return items;
+}
+
 int describe_build(bool json) {
   const ThreadPool pool(0);
   std::vector<std::string> runnable;
@@ -37,7 +49,7 @@ int describe_build(bool json) {
     object["cpu"] = {
         {"name", cpu_name()}, {"target", target}, {"targets_here", runnable}, {"cores", pool.threads()}};
     object["backends"] = {"cpu"};
-    object["architectures"] = models::supported_architectures();
+    object["architectures"] = split_list(models::supported_architectures());
     write_json(object);
     return 0;
   }

@@ -14,13 +14,22 @@
 namespace basin::cli {
 namespace {
 
+text::Tokenizer from_gguf(const std::filesystem::path& path) {
+  const weights::GgufFile file = weights::read_gguf(path);
+  try {
+    return text::Tokenizer::from_gguf(file);
+  } catch (const Error& error) {  // which knows the metadata, not the file
+    throw Error(error.code(), fmt::format("{}: {}", path.string(), error.what()), error.hint());
+  }
+}
+
 text::Tokenizer load_tokenizer(const std::filesystem::path& model) {
   std::error_code error;
   if (!std::filesystem::exists(model, error)) {
     throw Error(ErrorCode::not_found, fmt::format("{} does not exist", model.string()));
   }
   if (std::filesystem::is_directory(model, error)) return text::Tokenizer::from_directory(model);
-  if (model.extension() == ".gguf") return text::Tokenizer::from_gguf(weights::read_gguf(model));
+  if (model.extension() == ".gguf") return from_gguf(model);
   if (model.extension() == ".safetensors") {
     return text::Tokenizer::from_directory(model.has_parent_path() ? model.parent_path() : ".");
   }
