@@ -1,0 +1,83 @@
+#include "models/checkpoint.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cctype>
+#include <fstream>
+#include <stdexcept>
+
+#include "support/golden.h"
+
+namespace basin::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+nlohmann::json read_config(const fs::path& model) {
+  std::ifstream in(model / "config.json");
+  return nlohmann::json::parse(in);
+}
+
+}  // namespace
+
+std::vector<fs::path> supported_golden_models() {
+  std::vector<fs::path> models;
+  for (const fs::path& model : golden_models()) {
+    const std::string family = read_config(model).at("model_type");
+    if (family == "llama" || family == "qwen3") models.push_back(model);
+  }
+  return models;
+}
+
+fs::path golden_model(const std::string& family) {
+  for (const fs::path& model : golden_models()) {
+    if (read_config(model).at("model_type") == family) return model;
+  }
+  throw std::runtime_error("no golden model of the family " + family);
+}
+
+std::string folder_name(const fs::path& folder) {
+  std::string name = folder.filename().string();
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+
+Checkpoint::Checkpoint(const fs::path& model)
+    : config(read_config(model)), source_(weights::read_safetensors(model / "model.safetensors")) {
+  static std::atomic<int> number = 0;
+  tensors = source_.tensors;
+  folder_ = fs::temp_directory_path() /
+            ("basin_checkpoint_" + std::to_string(::getpid()) + "_" + std::to_string(number.fetch_add(1)));
+  fs::create_directories(folder_);
+}
+
+Checkpoint::~Checkpoint() {
+  std::error_code ignored;
+  fs::remove_all(folder_, ignored);
+}
+
+const fs::path& Checkpoint::write() {
+  std::ofstream(folder_ / "config.json") << config.dump(2);
+  std::vector<weights::Tensor> list;
+  for (const auto& [name, tensor] : tensors) {
+    list.push_back(tensor);
+    list.back().name = name;
+  }
+  weights::write_safetensors(folder_ / "model.safetensors", list);
+  return folder_;
+}
+
+void Checkpoint::cut(std::int64_t layers) {
+  const std::string prefix = "model.layers.";
+  std::erase_if(tensors, [&](const auto& entry) {
+    return entry.first.starts_with(prefix) && std::stoll(entry.first.substr(prefix.size())) >= layers;
+  });
+  config["num_hidden_layers"] = layers;
+  if (config.contains("layer_types"))
+    config["layer_types"] = std::vector<std::string>(static_cast<std::size_t>(layers), "full_attention");
+}
+
+}  // namespace basin::test

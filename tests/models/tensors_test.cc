@@ -1,0 +1,94 @@
+// From a MODEL argument to bound tensors: path forms, and no tensor missing, ignored or of the wrong shape.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "models/checkpoint.h"
+#include "models/expect_error.h"
+#include "models/model.h"
+
+namespace basin::models {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Checkpoint;
+using test::expect_error;
+using test::golden_model;
+
+TEST(ModelTensors, EveryMissingTensorIsNamed) {
+  for (const char* family : {"llama", "qwen3"}) {
+    const Checkpoint whole(golden_model(family));
+    for (const auto& [name, tensor] : whole.tensors) {
+      if (name.starts_with("model.layers.1")) continue;  // the last layer stands for the others
+      Checkpoint checkpoint(golden_model(family));
+      checkpoint.tensors.erase(name);
+      expect_error(checkpoint.write(), ErrorCode::corrupt, name);
+    }
+  }
+}
+
+TEST(ModelTensors, ExtraTensorsAreNamed) {
+  for (const char* extra : {"model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.sinks",
+                            "model.layers.9.mlp.up_proj.weight"}) {
+    Checkpoint checkpoint(golden_model("llama"));
+    checkpoint.tensors[extra] = checkpoint.tensors.at("model.norm.weight");
+    expect_error(checkpoint.write(), ErrorCode::unsupported, extra);
+  }
+}
+
+TEST(ModelTensors, WrongShapesAndTypesAreNamed) {
+  const std::string name = "model.layers.0.self_attn.o_proj.weight";
+  Checkpoint turned(golden_model("qwen3"));
+  auto& shape = turned.tensors.at(name).shape;
+  std::swap(shape[0], shape[1]);
+  ASSERT_NE(shape[0], shape[1]);
+  expect_error(turned.write(), ErrorCode::corrupt, name);
+
+  Checkpoint flat(golden_model("qwen3"));
+  flat.tensors.at(name).shape = {shape[0] * shape[1]};
+  expect_error(flat.write(), ErrorCode::corrupt, name);
+
+  Checkpoint integers(golden_model("qwen3"));
+  integers.tensors.at(name).dtype = DType::i16;
+  expect_error(integers.write(), ErrorCode::unsupported, name);
+}
+
+TEST(ModelTensors, ATiedHeadMayBeStoredTwiceButMustAgree) {
+  Checkpoint checkpoint(golden_model("llama"));
+  checkpoint.config["tie_word_embeddings"] = true;
+  checkpoint.tensors["lm_head.weight"] = checkpoint.tensors.at("model.embed_tokens.weight");
+  EXPECT_TRUE(load(checkpoint.write()).model->config().tied_embeddings);
+
+  weights::Tensor& head = checkpoint.tensors.at("lm_head.weight");
+  std::vector<std::byte> changed(head.data, head.data + head.bytes);
+  changed[7] ^= std::byte{1};
+  head.data = changed.data();
+  expect_error(checkpoint.write(), ErrorCode::corrupt, "lm_head.weight");
+}
+
+TEST(ModelPath, FormsOfAModel) {
+  Checkpoint checkpoint(golden_model("llama"));
+  const fs::path folder = checkpoint.write();
+  EXPECT_GT(load(folder).model->parameters(), 0);
+  EXPECT_EQ(load(folder / "model.safetensors").model->parameters(), load(folder).model->parameters());
+
+  expect_error(folder / "absent", ErrorCode::not_found, "absent");
+  expect_error(folder / "config.json", ErrorCode::unsupported, ".gguf");
+  fs::rename(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors");
+  expect_error(folder, ErrorCode::not_found, "model.safetensors");
+  std::ofstream(folder / "model.safetensors.index.json") << "{}";
+  expect_error(folder, ErrorCode::unsupported, "several files");
+}
+
+TEST(ModelPath, TruncatedWeightsAreRefused) {
+  Checkpoint checkpoint(golden_model("llama"));
+  const fs::path file = checkpoint.write() / "model.safetensors";
+  const auto size = fs::file_size(file);
+  for (const auto kept : {size - 1, size / 2, std::uintmax_t{9}, std::uintmax_t{0}}) {
+    fs::resize_file(file, kept);
+    expect_error(checkpoint.folder(), ErrorCode::corrupt, "model.safetensors");
+  }
+}
+
+}  // namespace
+}  // namespace basin::models
