@@ -279,6 +279,10 @@ BASIN_INLINE bool find_tile(const Block& block, std::int64_t begin, std::int64_t
   return false;
 }
 
+BASIN_INLINE void read_byte(const std::byte* p) {
+  static_cast<void>(*static_cast<const volatile std::byte*>(p));
+}
+
 // Reads one byte of every cache line of the keys [first, last) of a tile, all heads of a key before the next key: in
 // the order of memory, so that the hardware's prefetchers see a stream. Each head then finds its rows, which lie far
 // apart, in the cache. Without this, decode waits for memory most of the time; prefetch instructions help less.
@@ -292,9 +296,11 @@ BASIN_INLINE void touch(const std::byte* const* row, int first, int last, std::i
     const std::byte* p = row[i];
     if (p == nullptr) continue;
     for (int head = 0; head < heads; ++head, p += head_bytes) {
-      for (std::int64_t at = 0; at < row_bytes; at += kCacheLine) {
-        static_cast<void>(*static_cast<const volatile std::byte*>(p + at));
+      std::int64_t at = 0;
+      for (; at + 4 * kCacheLine <= row_bytes; at += 4 * kCacheLine) {
+        unroll<4>([&](auto line) BASIN_LAMBDA { read_byte(p + at + line * kCacheLine); });
       }
+      for (; at < row_bytes; at += kCacheLine) read_byte(p + at);
     }
   }
 }

@@ -31,18 +31,19 @@ constexpr int stored_bytes() {
 // Row pointers of the keys in `wanted` (bit i = key begin + i); null for the others, whose pages are not looked at.
 BASIN_INLINE void find_rows(const KeyRows& keys, std::int64_t begin, std::uint64_t wanted,
                             const std::byte* (&row)[kTileKeys]) {
-  std::int64_t page = 0;
-  std::int64_t slot = 0;
-  if (keys.page_tokens > 0) {
-    page = begin / keys.page_tokens;
-    slot = begin % keys.page_tokens;
+  if (keys.page_tokens == 0) {
+    const std::byte* first = keys.base + begin * keys.row_bytes;
+    for (int i = 0; i < kTileKeys; ++i) row[i] = first + i * keys.row_bytes;
+    if (~wanted == 0) return;
+    for (int i = 0; i < kTileKeys; ++i) {
+      if (((wanted >> static_cast<unsigned>(i)) & 1) == 0) row[i] = nullptr;
+    }
+    return;
   }
+  std::int64_t page = begin / keys.page_tokens;
+  std::int64_t slot = begin % keys.page_tokens;
   for (int i = 0; i < kTileKeys; ++i) {
     const bool want = ((wanted >> static_cast<unsigned>(i)) & 1) != 0;
-    if (keys.page_tokens == 0) {
-      row[i] = want ? keys.base + (begin + i) * keys.row_bytes : nullptr;
-      continue;
-    }
     row[i] = want ? keys.base + keys.pages[page] * keys.page_bytes + slot * keys.row_bytes : nullptr;
     if (++slot == keys.page_tokens) {
       slot = 0;
