@@ -85,12 +85,7 @@ Stream::~Stream() = default;
 
 void Stream::feed(std::span<const std::int32_t> tokens, models::LogitsRows rows, const OnLogits& on_logits) {
   State& s = *state_;
-  const models::ModelConfig& config = s.model.config();
-  for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= config.vocabulary) {
-      refuse(fmt::format("token id {} is outside the vocabulary of {}", token, config.vocabulary));
-    }
-  }
+  check_ids(tokens);
   const auto count = static_cast<std::int64_t>(tokens.size());
   check_room(count);
   bool go_on = true;
@@ -124,6 +119,14 @@ void Stream::check_room(std::int64_t tokens) const {
                      state_->cache.logical_position() + tokens, context),
          fmt::format("stream them with --sink-tokens 4 --window {}, or cut the text with --max-tokens",
                      std::max<std::int64_t>(1, std::min<std::int64_t>(context, 1024) - 4)));
+}
+
+void Stream::check_ids(std::span<const std::int32_t> tokens) const {
+  const std::int64_t vocabulary = state_->model.config().vocabulary;
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= vocabulary)
+      refuse(fmt::format("token id {} is outside the vocabulary of {}", token, vocabulary));
+  }
 }
 
 ThreadPool& Stream::pool() const {

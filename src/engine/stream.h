@@ -74,6 +74,9 @@ class Stream {
   /// Throws the Error(invalid_argument) that feeding so many more tokens would throw.
   void check_room(std::int64_t tokens) const;
 
+  /// Throws Error(invalid_argument) naming an id outside the vocabulary.
+  void check_ids(std::span<const std::int32_t> tokens) const;
+
   ThreadPool& pool() const;
   std::span<const std::int32_t> token_history() const;  // all token ids, never cut
   StreamLengths lengths() const;

@@ -127,6 +127,7 @@ PerplexityResult perplexity(Stream& stream, std::span<const std::int32_t> text, 
                 fmt::format("a text of {} tokens has nothing to score", text.size()),
                 "give a text of at least 2 tokens");
   }
+  stream.check_ids(tokens);  // the last one is scored but never fed
   PerplexityResult result;
   result.bos = bos != nullptr;
   result.tokens = static_cast<std::int64_t>(text.size());

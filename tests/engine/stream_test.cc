@@ -1,0 +1,235 @@
+// What a stream promises beyond parity: bits that do not depend on the schedule, nothing stale, options refused by name.
+#include "engine/stream.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "basin/base/error.h"
+#include "engine/runs.h"
+#include "kv/cache.h"
+#include "models/checkpoint.h"
+#include "models/model.h"
+
+namespace basin::test {
+namespace {
+
+using engine::PositionMode;
+using engine::Stream;
+using engine::StreamOptions;
+using ops::Compute;
+
+std::vector<std::int32_t> some_tokens(std::int64_t count, std::int64_t vocabulary) {
+  std::vector<std::int32_t> tokens;
+  std::uint64_t x = 88172645463325252u;
+  for (std::int64_t i = 0; i < count; ++i) {
+    x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+    tokens.push_back(static_cast<std::int32_t>(x % static_cast<std::uint64_t>(vocabulary)));
+  }
+  return tokens;
+}
+
+class StreamOfFamily : public testing::TestWithParam<const char*> {
+ protected:
+  models::Loaded loaded = models::load(golden_model(GetParam()));
+  models::Model& model = *loaded.model;
+};
+
+TEST_P(StreamOfFamily, PrefillEqualsDecodeBitForBit) {
+  const auto tokens = some_tokens(150, model.config().vocabulary);
+  for (const Compute compute : {Compute::fp32, Compute::fast}) {
+    for (const std::int64_t window : {0, 40}) {
+      StreamOptions options;
+      options.compute = compute;
+      if (window > 0) options.window = window, options.sink_tokens = 5;
+      options.chunk_tokens = 1;
+      const auto decode = all_logits(model, options, tokens, 1);
+      for (const std::int64_t chunk : {7, 64, 150}) {
+        options.chunk_tokens = chunk;
+        options.page_tokens = chunk == 7 ? 64 : 3;
+        EXPECT_TRUE(same_bits(all_logits(model, options, tokens), decode))
+            << "chunk " << chunk << " window " << window << " fast " << (compute == Compute::fast);
+      }
+    }
+  }
+}
+
+TEST_P(StreamOfFamily, FastIsNearFp32) {
+  const auto tokens = some_tokens(100, model.config().vocabulary);
+  StreamOptions options;
+  const auto fast = all_logits(model, options, tokens);
+  options.compute = Compute::fp32;
+  const auto exact = all_logits(model, options, tokens);
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < fast.size(); ++i) {
+    error += std::pow(fast[i] - exact[i], 2);
+    size += std::pow(exact[i], 2);
+  }
+  EXPECT_GT(error, 0) << "fast must be another arithmetic";
+  EXPECT_LT(std::sqrt(error / size), 0.03);
+}
+
+TEST_P(StreamOfFamily, AWindowOfTheLengthIsNoWindow) {
+  const auto tokens = some_tokens(120, model.config().vocabulary);
+  StreamOptions options;
+  options.chunk_tokens = 50;
+  const auto dense = all_logits(model, options, tokens);
+  for (const PositionMode mode : {PositionMode::in_cache, PositionMode::absolute}) {
+    for (const std::int64_t window : {120, 121, 200}) {
+      for (const std::int64_t sinks : {0, 4, 33}) {
+        options.positions = mode;
+        options.window = window;
+        options.sink_tokens = sinks;
+        EXPECT_TRUE(same_bits(all_logits(model, options, tokens), dense)) << window << " " << sinks;
+      }
+    }
+  }
+}
+
+// Freed pages are NaN: one stale read would spread to the logits.
+TEST_P(StreamOfFamily, PoisonedPagesNeverShow) {
+  const models::ModelConfig& c = model.config();
+  const auto tokens = some_tokens(300, c.vocabulary);
+  ThreadPool pool(2);
+  for (const Compute compute : {Compute::fp32, Compute::fast}) {
+    for (const auto backend : {attention::Backend::cpu, attention::Backend::reference}) {
+      for (const std::int64_t page : {1, 5, 16}) {
+        const auto run = [&](bool poison) {
+          kv::Cache cache({static_cast<std::int64_t>(c.layers.size()), c.h_kv, c.d_head,
+                           compute == Compute::fp32 ? DType::f32 : DType::bf16, page},
+                          {3, 20, true});
+          cache.poison_freed_pages(poison);
+          std::vector<float> logits;
+          for (std::size_t begin = 0; begin < tokens.size(); begin += 30) {
+            const models::Chunk chunk{std::span(tokens).subspan(begin, 30), static_cast<std::int64_t>(begin)};
+            const auto keep = [&](std::int64_t, std::int64_t, std::span<const float> rows) {
+              logits.insert(logits.end(), rows.begin(), rows.end());
+            };
+            model.forward(chunk, cache, {compute, backend, models::LogitsRows::all}, keep, pool);
+          }
+          return logits;
+        };
+        const auto clean = run(false), poisoned = run(true);
+        EXPECT_EQ(largest_difference(poisoned, clean), 0.0f) << "page " << page;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Family, StreamOfFamily, testing::Values("llama", "qwen3"),
+                         [](const auto& i) { return std::string(i.param); });
+
+class StreamChecks : public testing::Test {
+ protected:
+  models::Loaded loaded = models::load(golden_model("llama"));
+  ThreadPool pool{1};
+
+  void expect_refused(const StreamOptions& options, const std::string& named) {
+    try {
+      Stream stream(*loaded.model, options, pool);
+      ADD_FAILURE() << "accepted; expected a refusal that names " << named;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_THAT(error.what() + (" " + error.hint()), testing::HasSubstr(named));
+    }
+  }
+};
+
+TEST_F(StreamChecks, OptionsAreRefusedByName) {
+  const std::int64_t context = loaded.model->config().context;
+  StreamOptions o;
+  o.window = 0;
+  expect_refused(o, "--window");
+  o.window = -3;
+  expect_refused(o, "--window");
+  o = {};
+  o.sink_tokens = 4;
+  expect_refused(o, "--sink-tokens");
+  o.sink_tokens = -1;
+  expect_refused(o, "--sink-tokens");
+  o = {};
+  o.chunk_tokens = 0;
+  expect_refused(o, "--chunk-tokens");
+  o = {};
+  o.page_tokens = 0;
+  expect_refused(o, "--page-tokens");
+  o = {};
+  o.sink_tokens = 4;
+  o.window = context - 3;
+  expect_refused(o, "trained context");
+  o.window = context - 4;
+  EXPECT_NO_THROW(Stream(*loaded.model, o, pool));
+}
+
+TEST_F(StreamChecks, TextBeyondTheContextIsRefusedBeforeAnythingIsRead) {
+  const std::int64_t context = loaded.model->config().context;
+  const auto tokens = some_tokens(context + 1, loaded.model->config().vocabulary);
+  Stream stream(*loaded.model, {}, pool);
+  EXPECT_TRUE(stream.has_room(context));
+  EXPECT_FALSE(stream.has_room(context + 1));
+  try {
+    stream.feed(tokens, models::LogitsRows::none, {});
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr(std::to_string(context)));
+    for (const char* flag : {"--window", "--sink-tokens", "--max-tokens"})
+      EXPECT_THAT(error.hint(), testing::HasSubstr(flag));
+  }
+  EXPECT_EQ(stream.lengths().logical_position, 0);
+}
+
+TEST_F(StreamChecks, IdsOutsideTheVocabularyAreRefused) {
+  Stream stream(*loaded.model, {}, pool);
+  for (const std::int32_t bad : {-1, static_cast<std::int32_t>(loaded.model->config().vocabulary)}) {
+    const std::int32_t tokens[] = {1, bad};
+    EXPECT_THROW(stream.feed(tokens, models::LogitsRows::none, {}), Error);
+  }
+  EXPECT_TRUE(stream.token_history().empty());
+}
+
+TEST_F(StreamChecks, RowsOfLogitsAreThoseAskedFor) {
+  const auto tokens = some_tokens(100, loaded.model->config().vocabulary);
+  const auto all = all_logits(*loaded.model, {}, tokens);
+  StreamOptions options;
+  options.chunk_tokens = 30;
+  Stream stream(*loaded.model, options, pool);
+  std::vector<float> last;
+  std::int64_t position = -1;
+  stream.feed(tokens, models::LogitsRows::last,
+              [&](std::int64_t first, std::int64_t rows, std::span<const float> logits) {
+                EXPECT_EQ(rows, 1);
+                position = first;
+                last.insert(last.end(), logits.begin(), logits.end());
+                return true;
+              });
+  EXPECT_EQ(position, 99);
+  EXPECT_TRUE(same_bits(last, std::vector<float>(all.end() - loaded.model->config().vocabulary, all.end())));
+  EXPECT_THAT(stream.token_history(), testing::ElementsAreArray(tokens));
+
+  // false stops after the running chunk.
+  Stream stopped(*loaded.model, options, pool);
+  stopped.feed(tokens, models::LogitsRows::all,
+               [](std::int64_t, std::int64_t, std::span<const float>) { return false; });
+  EXPECT_EQ(stopped.lengths().logical_position, 30);
+}
+
+TEST_F(StreamChecks, LengthsAreSevenNumbers) {
+  StreamOptions options;
+  options.sink_tokens = 4;
+  options.window = 30;
+  options.page_tokens = 16;
+  options.chunk_tokens = 25;
+  Stream stream(*loaded.model, options, pool);
+  stream.feed(some_tokens(200, loaded.model->config().vocabulary), models::LogitsRows::none, {});
+  const engine::StreamLengths lengths = stream.lengths();
+  EXPECT_EQ(lengths.logical_position, 200);
+  EXPECT_EQ(lengths.cache_position, 33);
+  EXPECT_EQ(lengths.attention_tokens, 34);
+  EXPECT_EQ(lengths.ring_offset, 171 % 16);
+  EXPECT_EQ(lengths.kept_tokens, 16 + 200 - 160) << "the sinks' page, and pages from token 160 on";
+  EXPECT_EQ(lengths.write_slot % 16, 200 % 16);
+  EXPECT_EQ(stream.token_history().size(), 200u);
+  EXPECT_EQ(stream.report().kept_tokens_max, 34);
+}
+
+}  // namespace
+}  // namespace basin::test
