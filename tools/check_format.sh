@@ -4,7 +4,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fix=0
-if [[ ${1:-} == --fix ]]; then
+if [[ ${1:-} == --help ]]; then
+  echo "usage: tools/check_format.sh [--fix] [FILES]   check (or fix) the formatting of tracked sources"
+  exit 0
+elif [[ ${1:-} == --fix ]]; then
   fix=1
   shift
 fi

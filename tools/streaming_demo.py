@@ -34,29 +34,37 @@ def run_json(command):
     return json.loads(done.stdout)
 
 
-def perplexity_over(curve, first, last):
-    """Perplexity of positions first..last (both multiples of 512); None when the curve does not reach."""
-    whole = [nll for seen, nll in curve if seen % CURVE_STEP == 0 and first < seen <= last]
-    return math.exp(sum(whole) / len(whole)) if whole else None
+def full_points(run):
+    """{position: mean NLL} of the curve points that stand for 512 tokens of their own. The last one may overlap."""
+    unscored = run["tokens"] - run["scored_tokens"]  # 1 when no BOS stands before the first token
+    return {seen: nll for seen, nll in run["curve"] if (seen - unscored) % CURVE_STEP == 0}
+
+
+def perplexities(runs, last):
+    """Perplexity of each run over the same positions, from GATE_FROM to `last`; None when there are none."""
+    points = [full_points(run) for run in runs]
+    common = [seen for seen in points[0]
+              if GATE_FROM < seen - CURVE_STEP + 1 and seen <= last and all(seen in other for other in points)]
+    if not common:
+        return None
+    return [math.exp(sum(other[seen] for seen in common) / len(common)) for other in points]
 
 
 def verdict(runs, context):
-    """The gate: a dict of ratios, and whether it holds (None when there is nothing to judge)."""
-    curves = {run["name"]: run["curve"] for run in runs}
-    end = max(seen for seen, _ in curves["sinks"])
+    """The gate: perplexities and their ratios, and whether it holds (None when there is nothing to judge)."""
+    by_name = {run["name"]: run for run in runs}
+    window, sinks, dense = by_name["window"], by_name["sinks"], by_name["dense"]
+    end = sinks["tokens"]
     shared = min(end, context)
-    result = {
-        "from": GATE_FROM, "to": end, "shared_to": shared,
-        "window": perplexity_over(curves["window"], GATE_FROM, end),
-        "sinks": perplexity_over(curves["sinks"], GATE_FROM, end),
-        "sinks_shared": perplexity_over(curves["sinks"], GATE_FROM, shared),
-        "dense_shared": perplexity_over(curves["dense"], GATE_FROM, shared),
-    }
-    if None in result.values():
-        result["holds"] = None
+    alone = perplexities([window, sinks], end)
+    near = perplexities([sinks, dense], shared)
+    result = {"from": GATE_FROM, "to": end, "shared_to": shared, "holds": None}
+    if alone is None or near is None:
         return result
-    result["gain"] = result["window"] / result["sinks"]
-    result["loss"] = result["sinks_shared"] / result["dense_shared"]
+    result["window"], result["sinks"] = alone
+    result["sinks_shared"], result["dense_shared"] = near
+    result["gain"] = alone[0] / alone[1]
+    result["loss"] = near[0] / near[1]
     result["holds"] = result["gain"] >= LEAST_GAIN and result["loss"] <= MOST_LOSS
     return result
 

@@ -14,14 +14,15 @@ demo = load("streaming_demo")
 plot = load("plot_streaming")
 
 
-def curve(last, nll):
-    return [[seen, nll] for seen in range(512, last + 1, 512)]
+def curve(last, nll, unscored=0):
+    return [[seen, nll] for seen in range(512 + unscored, last + 1, 512)]
 
 
-def runs(window, sinks, dense, last=12_288):
-    return [{"name": "window", "curve": curve(last, math.log(window))},
-            {"name": "sinks", "curve": curve(last, math.log(sinks))},
-            {"name": "dense", "curve": curve(min(last, 8192), math.log(dense))}]
+def runs(window, sinks, dense, last=12_288, unscored=0):
+    def run(name, perplexity, tokens):
+        return {"name": name, "tokens": tokens, "scored_tokens": tokens - unscored,
+                "curve": curve(tokens, math.log(perplexity), unscored)}
+    return [run("window", window, last), run("sinks", sinks, last), run("dense", dense, min(last, 8192))]
 
 
 class Verdict(unittest.TestCase):
@@ -33,14 +34,24 @@ class Verdict(unittest.TestCase):
             self.assertAlmostEqual(result["loss"], sinks / dense)
             self.assertIn("holds" if holds else "NOT hold", demo.describe(result))
 
-    def test_looks_only_at_the_range_of_the_gate(self):
-        items = runs(30, 20, 19)
-        for run in items:
-            for point in run["curve"]:
-                if point[0] <= demo.GATE_FROM:
-                    point[1] = 100.0
-        items[0]["curve"].append([12_300, 100.0])  # the end overlaps the last full point
-        self.assertAlmostEqual(demo.verdict(items, 8192)["window"], 30.0)
+    def test_looks_only_at_whole_points_in_the_range_of_the_gate(self):
+        for unscored in (0, 1):  # with BOS, without
+            items = runs(30, 20, 19, unscored=unscored)
+            for run in items:
+                for point in run["curve"]:
+                    if point[0] <= demo.GATE_FROM + 1:
+                        point[1] = 100.0
+                run["curve"].append([run["tokens"] - 7, 100.0])  # the end overlaps the last whole point
+            result = demo.verdict(items, 8192)
+            self.assertAlmostEqual(result["window"], 30.0)
+            self.assertAlmostEqual(result["loss"], 20 / 19)
+
+    def test_sinks_and_dense_are_compared_on_the_same_positions(self):
+        items = runs(30, 20, 19, unscored=1)
+        for point in items[1]["curve"]:
+            if point[0] > 7681:  # dense ends at 8192 tokens, before its next whole point
+                point[1] = math.log(25)
+        self.assertAlmostEqual(demo.verdict(items, 8192)["loss"], 20 / 19)
 
     def test_a_short_text_has_no_verdict(self):
         result = demo.verdict(runs(30, 20, 19, last=4096), 8192)
@@ -82,7 +93,7 @@ else:
     n = int(sys.argv[sys.argv.index("--max-tokens") + 1])
     alone = sys.argv[sys.argv.index("--sink-tokens") + 1] == "0" if "--sink-tokens" in sys.argv else False
     nll = {window} if alone else 3.0
-    print(json.dumps(dict(tokens=n, mean_nll=nll, perplexity=1.0, kept_tokens_max=1024, kv_bytes_max=1, seconds=0.1,
+    print(json.dumps(dict(tokens=n, scored_tokens=n, mean_nll=nll, perplexity=1.0, kept_tokens_max=1024, kv_bytes_max=1, seconds=0.1,
                           curve=[[t, nll] for t in range(512, n + 1, 512)])))
 """
 
