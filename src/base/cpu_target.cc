@@ -26,7 +26,8 @@ CpuTarget choose() {
   for (const CpuTarget target : kTargets) {
     if (name(target) != forced) continue;
     if (runs_here(target)) return target;
-    throw Error(ErrorCode::unsupported, fmt::format("BASIN_CPU={} was asked for, but this CPU lacks it", forced),
+    throw Error(ErrorCode::unsupported,
+                fmt::format("BASIN_CPU={} was asked for, but this CPU lacks it", forced),
                 fmt::format("unset BASIN_CPU, or use BASIN_CPU={}", name(best())));
   }
   throw Error(ErrorCode::invalid_argument, fmt::format("BASIN_CPU={} is not a target", forced),
@@ -37,9 +38,12 @@ CpuTarget choose() {
 
 std::string_view name(CpuTarget target) {
   switch (target) {
-    case CpuTarget::generic: return "generic";
-    case CpuTarget::avx2: return "avx2";
-    case CpuTarget::avx512_bf16: return "avx512_bf16";
+    case CpuTarget::generic:
+      return "generic";
+    case CpuTarget::avx2:
+      return "avx2";
+    case CpuTarget::avx512_bf16:
+      return "avx512_bf16";
   }
   return "unknown";
 }
@@ -47,9 +51,11 @@ std::string_view name(CpuTarget target) {
 bool runs_here(CpuTarget target) {
 #if defined(__x86_64__)
   switch (target) {
-    case CpuTarget::generic: return true;
+    case CpuTarget::generic:
+      return true;
     case CpuTarget::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+             __builtin_cpu_supports("bmi2");
     case CpuTarget::avx512_bf16:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

@@ -99,7 +99,9 @@ ThreadPool::~ThreadPool() {
   state_->workers.clear();  // joins
 }
 
-int ThreadPool::threads() const { return static_cast<int>(state_->workers.size()) + 1; }
+int ThreadPool::threads() const {
+  return static_cast<int>(state_->workers.size()) + 1;
+}
 
 void ThreadPool::parallel_for(std::int64_t count, const std::function<void(std::int64_t, int)>& body) {
   if (count <= 0) return;

@@ -14,8 +14,9 @@
 namespace basin::weights {
 
 /// Scalars keep their kind (all integers widen to int64 or uint64); arrays are homogeneous.
-using GgufValue = std::variant<std::int64_t, std::uint64_t, double, bool, std::string, std::vector<std::int64_t>,
-                               std::vector<double>, std::vector<bool>, std::vector<std::string>>;
+using GgufValue =
+    std::variant<std::int64_t, std::uint64_t, double, bool, std::string, std::vector<std::int64_t>,
+                 std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
 struct GgufFile {
   std::shared_ptr<const MappedFile> file;

@@ -30,21 +30,29 @@ constexpr std::int64_t block_elements(DType dtype) {
 constexpr std::int64_t block_bytes(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::f16:
     case DType::bf16:
-    case DType::i16: return 2;
+    case DType::i16:
+      return 2;
     case DType::i8:
-    case DType::u8: return 1;
-    case DType::q8_0: return 34;
-    case DType::q4_1: return 20;
+    case DType::u8:
+      return 1;
+    case DType::q8_0:
+      return 34;
+    case DType::q4_1:
+      return 20;
   }
   return 0;
 }
 
-constexpr bool is_quantised(DType dtype) { return block_elements(dtype) > 1; }
+constexpr bool is_quantised(DType dtype) {
+  return block_elements(dtype) > 1;
+}
 
 /// Lower-case name as used in messages and JSON: "f32", "bf16", "q4_1", ...
 std::string_view name(DType dtype);
@@ -59,7 +67,9 @@ struct f16 {
   std::uint16_t bits;
 };
 
-constexpr float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+constexpr float to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
 
 constexpr bf16 to_bf16(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
