@@ -1,0 +1,123 @@
+#include "ops/elementwise.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "ops/weights.h"
+
+namespace basin::ops::tests {
+namespace {
+
+class Elementwise : public KernelTest {};
+
+TEST_F(Elementwise, RmsNorm) {
+  ThreadPool pool(2);
+  for (const std::int64_t width : {1, 15, 16, 17, 64, 576, 577}) {
+    const std::int64_t tokens = 5, stride = width + 3;
+    const auto x = random_floats(tokens * stride, 1, 3.0f), weight = random_floats(width, 2);
+    std::vector<float> y(static_cast<std::size_t>(tokens * stride), 99.0f);
+    rms_norm(x.data(), stride, weight.data(), 1e-5f, y.data(), stride, tokens, width, pool);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      double squares = 0;
+      for (std::int64_t i = 0; i < width; ++i)
+        squares += std::pow(static_cast<double>(x[static_cast<std::size_t>(t * stride + i)]), 2);
+      const double inverse = 1 / std::sqrt(squares / static_cast<double>(width) + 1e-5);
+      for (std::int64_t i = 0; i < stride; ++i) {
+        const auto at = static_cast<std::size_t>(t * stride + i);
+        if (i >= width) {
+          EXPECT_EQ(y[at], 99.0f);
+          continue;
+        }
+        const double exact =
+            static_cast<double>(x[at]) * inverse * static_cast<double>(weight[static_cast<std::size_t>(i)]);
+        EXPECT_NEAR(static_cast<double>(y[at]), exact, 1e-6 * std::fabs(exact) + 1e-30);
+      }
+    }
+  }
+}
+
+TEST_F(Elementwise, RmsNormInPlaceAndOfAZeroRow) {
+  ThreadPool pool(1);
+  std::vector<float> x(32, 0.0f), weight(32, 2.0f);
+  rms_norm(x.data(), 32, weight.data(), 1e-6f, x.data(), 32, 1, 32, pool);
+  for (const float value : x) EXPECT_EQ(value, 0.0f);
+}
+
+TEST_F(Elementwise, SiluMultiply) {
+  ThreadPool pool(2);
+  auto gate = random_floats(3 * 37, 3, 8.0f);
+  gate[0] = -100.0f;  // exp(100) overflows a float
+  gate[1] = 100.0f;
+  gate[2] = 0.0f;
+  const auto up = random_floats(3 * 37, 4);
+  std::vector<float> y(gate.size());
+  silu_multiply(gate.data(), up.data(), y.data(), 3, 37, pool);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double g = static_cast<double>(gate[i]);
+    const double exact = g / (1 + std::exp(-g)) * static_cast<double>(up[i]);
+    EXPECT_NEAR(static_cast<double>(y[i]), exact, 1e-6 * std::fabs(exact) + 1e-40) << gate[i];
+  }
+}
+
+TEST_F(Elementwise, Add) {
+  ThreadPool pool(2);
+  auto x = random_floats(50001, 5);
+  const auto before = x, y = random_floats(50001, 6);
+  add(x.data(), y.data(), 50001, pool);
+  for (std::size_t i = 0; i < x.size(); ++i) ASSERT_EQ(x[i], before[i] + y[i]);
+}
+
+TEST_F(Elementwise, NegativeLogLikelihood) {
+  ThreadPool pool(2);
+  for (const std::int64_t vocab : {1, 2, 320, 1023, 1025, 49152}) {
+    const std::int64_t tokens = 3;
+    const auto logits = random_floats(tokens * vocab, 7, 10.0f);
+    const std::vector<std::int32_t> target = {0, static_cast<std::int32_t>(vocab / 2),
+                                              static_cast<std::int32_t>(vocab - 1)};
+    std::vector<double> nll(3);
+    negative_log_likelihood(logits.data(), target.data(), nll.data(), tokens, vocab, pool);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const float* row = logits.data() + t * vocab;
+      double largest = -1e300, sum = 0;
+      for (std::int64_t i = 0; i < vocab; ++i) largest = std::max(largest, static_cast<double>(row[i]));
+      for (std::int64_t i = 0; i < vocab; ++i) sum += std::exp(static_cast<double>(row[i]) - largest);
+      const double exact =
+          largest + std::log(sum) - static_cast<double>(row[target[static_cast<std::size_t>(t)]]);
+      EXPECT_NEAR(nll[static_cast<std::size_t>(t)], exact, 2e-6) << vocab;
+    }
+  }
+}
+
+TEST_F(Elementwise, NegativeLogLikelihoodOfExtremes) {
+  ThreadPool pool(1);
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  std::vector<float> logits(100, -kInf);
+  logits[7] = -1e30f;
+  const std::int32_t target = 7;
+  double nll = -1;
+  negative_log_likelihood(logits.data(), &target, &nll, 1, 100, pool);
+  EXPECT_EQ(nll, 0.0);
+  std::fill(logits.begin(), logits.end(), 3e38f);  // e^3e38 is beyond any float
+  negative_log_likelihood(logits.data(), &target, &nll, 1, 100, pool);
+  EXPECT_NEAR(nll, 0.0, 1e32);  // log(100) is below one step of 3e38
+}
+
+TEST_F(Elementwise, RowsDoNotDependOnTheBatch) {
+  ThreadPool pool(2);
+  const std::int64_t tokens = 40, width = 577;
+  const auto x = random_floats(tokens * width, 8), weight = random_floats(width, 9);
+  std::vector<float> whole(x.size()), alone(static_cast<std::size_t>(width));
+  rms_norm(x.data(), width, weight.data(), 1e-5f, whole.data(), width, tokens, width, pool);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    rms_norm(x.data() + t * width, width, weight.data(), 1e-5f, alone.data(), width, 1, width, pool);
+    EXPECT_EQ(std::memcmp(alone.data(), whole.data() + t * width, static_cast<std::size_t>(width) * 4), 0);
+  }
+  silu_multiply(x.data(), x.data(), whole.data(), tokens, width, pool);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    silu_multiply(x.data() + t * width, x.data() + t * width, alone.data(), 1, width, pool);
+    EXPECT_EQ(std::memcmp(alone.data(), whole.data() + t * width, static_cast<std::size_t>(width) * 4), 0);
+  }
+}
+
+}  // namespace
+}  // namespace basin::ops::tests

@@ -1,0 +1,119 @@
+// Extremes, bytes that must not be read, bytes that must not be written, and bad arguments.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "basin/base/error.h"
+#include "ops/linear.h"
+#include "ops/weights.h"
+
+namespace basin::ops::tests {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+class LinearHostile : public KernelTest {};
+
+TEST_F(LinearHostile, LargestQuantisedValuesDoNotSaturate) {
+  ThreadPool pool(1);
+  constexpr std::int64_t kInputs = 64;
+  for (const DType dtype : {DType::q8_0, DType::q4_1}) {
+    for (const int fill : {0x80, 0x7f, 0xff}) {  // q8_0: -128, 127, -1; q4_1: nibbles 0 and 8, 15 and 7, 15
+      std::array<std::byte, 2 * block_bytes(DType::q8_0)> bytes;  // the larger of the two
+      bytes.fill(static_cast<std::byte>(fill));
+      for (int b = 0; b < 2; ++b) {
+        std::byte* block = bytes.data() + b * block_bytes(dtype);
+        const f16 one = to_f16(1.0f), zero = to_f16(0.0f);
+        std::memcpy(block, &one, 2);
+        if (dtype == DType::q4_1) std::memcpy(block + 2, &zero, 2);
+      }
+      const double sum =
+          dtype == DType::q8_0 ? 64.0 * static_cast<std::int8_t>(fill) : 32.0 * ((fill & 15) + (fill >> 4));
+      const WeightMatrix matrix{bytes.data(), dtype, 1, kInputs};
+      for (const float a : {1.0f, -1.0f, 1e30f, 1e-30f}) {
+        const std::vector<float> x(kInputs, a);
+        const auto y = multiply(x, 1, matrix, Compute::fast, pool);
+        EXPECT_NEAR(static_cast<double>(y[0]) / static_cast<double>(a), sum, 1e-5 * std::fabs(sum))
+            << name(dtype) << " " << fill;
+      }
+    }
+  }
+}
+
+TEST_F(LinearHostile, ZeroAndSubnormalTokensGiveNoNan) {
+  ThreadPool pool(1);
+  for (const DType dtype : kWeightTypes) {
+    const Weights weights(dtype, 5, 64, 1);
+    for (const float a : {0.0f, -0.0f, 1e-42f}) {
+      for (const Compute compute : {Compute::fp32, Compute::fast}) {
+        for (const float value : multiply(std::vector<float>(64, a), 1, weights.matrix, compute, pool)) {
+          EXPECT_NEAR(value, 0.0f, 1e-38f) << name(dtype);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LinearHostile, ReadsAndWritesOnlyItsOwn) {
+  ThreadPool pool(2);
+  for (const DType dtype : kWeightTypes) {
+    for (const Compute compute : {Compute::fp32, Compute::fast}) {
+      constexpr std::int64_t kInputs = 96, kOutputs = 13, kTokens = 7, kXStride = 100, kYStride = 17;
+      const Weights weights(dtype, kOutputs, kInputs, 2);
+      const auto dense = random_floats(kTokens * kInputs, 3);
+      std::vector<float> x(kTokens * kXStride, kNan), y(kTokens * kYStride, 12345.0f);
+      for (std::int64_t t = 0; t < kTokens; ++t)
+        std::copy_n(dense.begin() + t * kInputs, kInputs, x.begin() + t * kXStride);
+      const LinearOutput output{&weights.matrix, nullptr, y.data(), kYStride};
+      linear(x.data(), kXStride, kTokens, {&output, 1}, compute, pool);
+      const auto expected = multiply(dense, kTokens, weights.matrix, compute, pool);
+      for (std::int64_t t = 0; t < kTokens; ++t) {
+        for (std::int64_t r = 0; r < kYStride; ++r) {
+          const float value = y[static_cast<std::size_t>(t * kYStride + r)];
+          if (r < kOutputs) {
+            EXPECT_EQ(value, expected[static_cast<std::size_t>(t * kOutputs + r)]);
+          } else {
+            EXPECT_EQ(value, 12345.0f);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(LinearHostile, NoTokensWriteNothing) {
+  ThreadPool pool(1);
+  const Weights weights(DType::f32, 2, 4, 1);
+  float y[2] = {7, 7};
+  const LinearOutput output{&weights.matrix, nullptr, y, 2};
+  linear(nullptr, 4, 0, {&output, 1}, Compute::fast, pool);
+  EXPECT_EQ(y[0], 7);
+}
+
+TEST_F(LinearHostile, BadArgumentsAreRefusedBeforeAnythingIsWritten) {
+  ThreadPool pool(1);
+  const Weights narrow(DType::f32, 2, 4, 1), wide(DType::f32, 2, 8, 1);
+  float x[8] = {}, y[4] = {7, 7, 7, 7};
+  const auto code_of = [&](std::vector<LinearOutput> outputs) {
+    try {
+      linear(x, 8, 1, outputs, Compute::fast, pool);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::internal;
+  };
+  EXPECT_EQ(code_of({{&wide.matrix, nullptr, y, 2}, {&narrow.matrix, nullptr, y + 2, 2}}),
+            ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of({{&wide.matrix, nullptr, y, 1}}), ErrorCode::invalid_argument);
+  const WeightMatrix integers{wide.bytes.data(), DType::i32, 2, 8};
+  EXPECT_EQ(code_of({{&integers, nullptr, y, 2}}), ErrorCode::unsupported);
+  const WeightMatrix cut{wide.bytes.data(), DType::q8_0, 1, 16};
+  EXPECT_EQ(code_of({{&cut, nullptr, y, 1}}), ErrorCode::invalid_argument);
+  EXPECT_THAT(y, testing::Each(7.0f));
+  EXPECT_THROW(widen_row(wide.matrix, 2, y), Error);
+}
+
+}  // namespace
+}  // namespace basin::ops::tests
