@@ -15,7 +15,7 @@ namespace basin::test {
 /// The golden models whose model_type this build supports, sorted. Families that it lacks are left out.
 std::vector<std::filesystem::path> supported_golden_models();
 
-/// The first golden model of a family. Throws std::runtime_error when there is none.
+/// A model of a family from the repository's own goldens. Throws std::runtime_error when there is none.
 std::filesystem::path golden_model(const std::string& family);
 
 /// GoogleTest parameter names: the folder's name.
