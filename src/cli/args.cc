@@ -117,12 +117,17 @@ class Options {
 const char* const kModelHelp =
     "a directory in the Hugging Face layout, a .gguf file, or a .safetensors file beside its config.json";
 
-void add_model(CLI::App& app, std::string& model) {
-  app.add_option("MODEL", model, kModelHelp)->required();
+template <typename String>  // std::string or std::optional of it
+CLI::Option* add_model(CLI::App& app, String& model) {
+  const auto set = [&model](const std::string& value) {
+    if (value.empty()) throw UsageError("MODEL is empty; it must name a file or a directory");
+    model = value;
+  };
+  return app.add_option_function<std::string>("MODEL", set, kModelHelp)->type_name("");
 }
 
 void add_common(CLI::App& app, ModelArgs& args) {
-  add_model(app, args.model);
+  add_model(app, args.model)->required();
   engine::StreamOptions& stream = args.stream;
   Options options(app);
   options.integer(
@@ -260,7 +265,7 @@ void add_logits(CLI::App& app, LogitsArgs& args) {
 }
 
 void add_tokenize(CLI::App& app, TokenizeArgs& args) {
-  add_model(app, args.model);
+  add_model(app, args.model)->required();
   Options options(app);
   options.string("--text", args.text, "TEXT", "text to tokenize");
   options.path("--text-file", args.text_file, "the same, from a file");
@@ -341,7 +346,7 @@ Command parse(int argc, const char* const* argv) {
   add_perplexity(*perplexity_app, perplexity);
   add_logits(*logits_app, logits);
   add_tokenize(*tokenize_app, tokenize);
-  info_app->add_option("MODEL", info.model, kModelHelp);
+  add_model(*info_app, info.model);
   add_json(*info_app, info.json);
   add_common(*bench_app, bench.model);
   add_json(*bench_app, bench.json);

@@ -129,7 +129,8 @@ class Inputs(CliTest):
         folder = copy_model(self.path("texts"))
         write_tokenizer(folder)
         empty, bad = self.write("empty.txt", b""), self.write("bad.txt", b"good, then \xff")
-        for command, flag in (("generate", "--prompt-file"), ("perplexity", "--text-file"), ("tokenize", "--text-file")):
+        for command, flag in (("generate", "--prompt-file"), ("perplexity", "--text-file"),
+                              ("tokenize", "--text-file")):
             self.refused(1, "empty.txt is empty", command, folder, flag, empty)
             self.refused(1, "bad.txt is not UTF-8: invalid byte at offset 11", command, folder, flag, bad)
         one = self.write("one.txt", "a")

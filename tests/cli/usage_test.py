@@ -116,6 +116,8 @@ class Usage(CliTest):
                          hint="--window")
 
     def test_empty_arguments(self):
+        for command, needs in {**RUNS, "info": (), "tokenize": ("--text", "x")}.items():
+            self.refused(2, "MODEL is empty", command, "", *needs)
         self.refused(2, "--prompt is empty", "generate", "none", "--prompt", "")
         self.refused(2, "--text is empty", "tokenize", "none", "--text", "")
         self.refused(2, "--prompt-file is empty", "generate", "none", "--prompt-file", "")
