@@ -82,9 +82,11 @@ FAMILIES = {
     "gpt2": dict(pre=byte_level(regex=True)),
     "gpt2_prefix_space": dict(pre=byte_level(regex=True, prefix=True)),
     "qwen": dict(pre=sequence(split(QWEN), byte_level()), nfc=True),
-    "llama3": dict(pre=sequence(split(LLAMA), byte_level()), ignore_merges=True, bos="<|im_start|>"),
+    "llama3": dict(pre=sequence(split(LLAMA), byte_level()), model=dict(ignore_merges=True), bos="<|im_start|>"),
     "gpt4o": dict(pre=sequence(split(GPT4O), byte_level())),
     "smollm": dict(pre=sequence(pre_tokenizers.Digits(individual_digits=True), byte_level(regex=True)), alphabet=False),
+    "unknown": dict(pre=byte_level(regex=True), alphabet=False, model=dict(unk_token="<|endoftext|>")),
+    "fused_unknown": dict(pre=byte_level(regex=True), alphabet=False, model=dict(unk_token="<|endoftext|>", fuse_unk=True)),
     "digit_runs": dict(pre=sequence(pre_tokenizers.Digits(individual_digits=False), byte_level(prefix=True))),
     "removed": dict(pre=sequence(split(r"\s+", "removed"), byte_level())),
     "kept_only": dict(pre=sequence(split(r"\p{L}+|\d", "removed", True), byte_level())),
@@ -98,7 +100,7 @@ FAMILIES = {
 
 def train(family, directory):
     spec = FAMILIES[family]
-    tokenizer = Tokenizer(models.BPE(ignore_merges=spec.get("ignore_merges", False)))
+    tokenizer = Tokenizer(models.BPE(**spec.get("model", {})))
     if spec.get("nfc"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = spec["pre"]
