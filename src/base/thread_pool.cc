@@ -26,16 +26,36 @@ int available_cores() {
   return count == 0 ? 1 : static_cast<int>(count);
 }
 
+// How long a thread looks for work, or for the end of work, before it sleeps: about 50 us. A decode step is a hundred
+// products of some ten microseconds each, and waking a sleeping thread costs as much as one of them.
+constexpr int kSpins = 2000;
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+template <typename Done>
+bool spin_until(const Done& done) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (done()) return true;
+    pause();
+  }
+  return false;
+}
+
 }  // namespace
 
 struct ThreadPool::State {
-  std::mutex mutex;
+  std::mutex mutex;  // of the two conditions and of `error`
   std::condition_variable start;
   std::condition_variable done;
-  std::uint64_t generation = 0;  // counts parallel_for calls; a worker runs once per generation
-  bool stopping = false;
-  int running = 0;  // workers that have not finished this generation
+  std::atomic<std::uint64_t> generation{0};  // counts parallel_for calls; a worker runs once per generation
+  std::atomic<bool> stopping{false};
+  std::atomic<int> running{0};  // workers that have not finished this generation
 
+  // Written before `generation` changes, read after.
   const std::function<void(std::int64_t, int)>* body = nullptr;
   std::int64_t count = 0;
   std::atomic<std::int64_t> next{0};
@@ -63,16 +83,19 @@ struct ThreadPool::State {
 
   void serve(int thread) {
     std::uint64_t seen = 0;
+    const auto called = [&] { return stopping.load() || generation.load() != seen; };
     for (;;) {
-      {
+      if (!spin_until(called)) {
         std::unique_lock lock(mutex);
-        start.wait(lock, [&] { return stopping || generation != seen; });
-        if (stopping) return;
-        seen = generation;
+        start.wait(lock, called);
       }
+      if (stopping.load()) return;
+      seen = generation.load();
       work(thread);
-      const std::lock_guard lock(mutex);
-      if (--running == 0) done.notify_one();
+      if (running.fetch_sub(1) == 1) {
+        const std::lock_guard lock(mutex);  // the caller is either before its check or asleep
+        done.notify_one();
+      }
     }
   }
 };
@@ -93,7 +116,7 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
 ThreadPool::~ThreadPool() {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
+    state_->stopping.store(true);
   }
   state_->start.notify_all();
   state_->workers.clear();  // joins
@@ -109,20 +132,24 @@ void ThreadPool::parallel_for(std::int64_t count, const std::function<void(std::
     for (std::int64_t index = 0; index < count; ++index) body(index, current_thread);
     return;
   }
+  State& s = *state_;
+  s.body = &body;
+  s.count = count;
+  s.next.store(0, std::memory_order_relaxed);
+  s.error = nullptr;
+  s.running.store(static_cast<int>(s.workers.size()));
   {
-    const std::lock_guard lock(state_->mutex);
-    state_->body = &body;
-    state_->count = count;
-    state_->next.store(0, std::memory_order_relaxed);
-    state_->error = nullptr;
-    state_->running = static_cast<int>(state_->workers.size());
-    ++state_->generation;
+    const std::lock_guard lock(s.mutex);
+    s.generation.fetch_add(1);
   }
-  state_->start.notify_all();
-  state_->work(0);
-  std::unique_lock lock(state_->mutex);
-  state_->done.wait(lock, [&] { return state_->running == 0; });
-  if (state_->error) std::rethrow_exception(state_->error);
+  s.start.notify_all();
+  s.work(0);
+  const auto finished = [&] { return s.running.load() == 0; };
+  if (!spin_until(finished)) {
+    std::unique_lock lock(s.mutex);
+    s.done.wait(lock, finished);
+  }
+  if (s.error) std::rethrow_exception(s.error);
 }
 
 }  // namespace basin
