@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "basin/base/error.h"
+#include "weights/printable.h"
 
 namespace basin::weights {
 namespace {
@@ -43,12 +44,6 @@ constexpr TensorType kTensorTypes[] = {
     {26, "I32"},    {27, "I64"},   {28, "F64"},     {29, "IQ1_M"},  {30, "BF16"},    {34, "TQ1_0"},
     {35, "TQ2_0"},  {39, "MXFP4"}};
 
-std::string printable(const std::string& text) {
-  std::string out;
-  for (const char c : text.substr(0, 200)) out += c >= 0x20 && c < 0x7f ? c : '?';
-  return text.size() > 200 ? out + "..." : out;
-}
-
 class Reader {
  public:
   Reader(const std::byte* data, std::uint64_t size, std::string path)
@@ -75,8 +70,14 @@ class Reader {
   }
 
   void need(std::uint64_t bytes, const char* what) const {
-    if (bytes > left()) throw corrupt(fmt::format("ends inside {} (byte {} of {})", what, position_, size_));
+    if (bytes > left()) {
+      throw corrupt(fmt::format("ends inside {}{} (byte {} of {})", what, context_, position_, size_));
+    }
   }
+
+  /// What the errors to come lie in, such as " in 'general.name'"; empty outside of keys and tensors.
+  void inside(std::string context) { context_ = std::move(context); }
+  const std::string& context() const { return context_; }
 
   Error corrupt(const std::string& what) const {
     return Error(ErrorCode::corrupt, fmt::format("{} {}", path_, what),
@@ -91,7 +92,7 @@ class Reader {
   const std::byte* data_;
   std::uint64_t size_;
   std::uint64_t position_ = 0;
-  std::string path_;
+  std::string path_, context_;
 };
 
 std::uint64_t element_bytes(std::uint32_t type) {
@@ -120,7 +121,7 @@ std::uint64_t element_bytes(std::uint32_t type) {
 
 bool read_bool(Reader& in) {
   const auto value = in.number<std::uint8_t>("a boolean");
-  if (value > 1) throw in.corrupt(fmt::format("has a boolean of value {}", value));
+  if (value > 1) throw in.corrupt(fmt::format("has a boolean of value {}{}", value, in.context()));
   return value == 1;
 }
 
@@ -257,7 +258,9 @@ struct Placed {
 Placed read_tensor_info(Reader& in) {
   Placed placed;
   Tensor& tensor = placed.tensor;
+  in.inside("");
   tensor.name = in.string("a tensor's name");
+  in.inside(fmt::format(" of '{}'", printable(tensor.name)));
   const auto rank = in.number<std::uint32_t>("a tensor's shape");
   if (rank > 4)
     throw in.corrupt(
@@ -313,7 +316,7 @@ GgufFile read_gguf(const std::filesystem::path& path) {
     throw in.corrupt("is not a GGUF file (its magic is wrong)");
   const auto version = in.number<std::uint32_t>("its version");
   if (version != 2 && version != 3) {
-    const bool swapped = __builtin_bswap32(version) <= 3;
+    const bool swapped = version != 0 && __builtin_bswap32(version) <= 3;
     throw in.unsupported(swapped ? std::string("is a big-endian GGUF file, which is not supported")
                                  : fmt::format("is GGUF version {}; supported are 2 and 3", version));
   }
@@ -325,7 +328,9 @@ GgufFile read_gguf(const std::filesystem::path& path) {
         fmt::format("claims {} keys and {} tensors, more than it has bytes", metadata_count, tensor_count));
   }
   for (std::uint64_t i = 0; i < metadata_count; ++i) {
+    in.inside("");
     std::string key = in.string("a metadata key");
+    in.inside(fmt::format(" in '{}'", printable(key)));
     GgufValue value = read_value(in, key);
     if (!result.metadata.emplace(key, std::move(value)).second) {
       throw in.corrupt(fmt::format("has the metadata key '{}' twice", printable(key)));

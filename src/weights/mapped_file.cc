@@ -13,18 +13,18 @@
 namespace basin::weights {
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
+  int descriptor = -1;
   const auto fail = [&](const char* what) {
     const int error = errno;
+    if (descriptor >= 0) ::close(descriptor);
     throw Error(error == ENOENT || error == ENOTDIR ? ErrorCode::not_found : ErrorCode::io,
                 fmt::format("{}: cannot {}: {}", path.string(), what, std::strerror(error)));
   };
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  // O_NONBLOCK: opening a pipe must not wait for its writer; it is refused below.
+  descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) fail("open");
   struct stat status {};
-  if (::fstat(descriptor, &status) != 0) {
-    ::close(descriptor);
-    fail("stat");
-  }
+  if (::fstat(descriptor, &status) != 0) fail("stat");
   if (!S_ISREG(status.st_mode)) {
     ::close(descriptor);
     throw Error(ErrorCode::io, fmt::format("{} is not a regular file", path.string()));
@@ -35,8 +35,8 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
     return;
   }
   void* mapping = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
-  ::close(descriptor);
   if (mapping == MAP_FAILED) fail("map");
+  ::close(descriptor);
   data_ = static_cast<const std::byte*>(mapping);
 }
 

@@ -2,12 +2,10 @@
 // The header is read with nlohmann's SAX interface because a DOM would silently merge duplicate names.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -15,11 +13,13 @@
 #include <set>
 
 #include "basin/base/error.h"
+#include "weights/printable.h"
 #include "weights/weights.h"
 
 namespace basin::weights {
 namespace {
 
+constexpr const char* kMetadataName = "__metadata__";
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // as in the reference implementation
 
 struct DTypeName {
@@ -72,7 +72,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_unsigned(std::uint64_t value) override {
     if (place_ != Place::shape && place_ != Place::offsets) return refuse("a number");
     auto& list = place_ == Place::shape ? *entries.back().shape : *entries.back().offsets;
-    if (list.size() >= 64) return refuse("more than 64 dimensions");
+    if (list.size() >= 64) return refuse("more than 64 numbers");
     list.push_back(value);
     return true;
   }
@@ -93,7 +93,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (place_ != Place::header) return refuse("an object");
-    if (key_ == "__metadata__") {
+    if (key_ == kMetadataName) {
       place_ = Place::metadata;
     } else {
       entries.push_back({key_, {}, {}, {}});
@@ -129,12 +129,12 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     key_ = value;
     auto& seen = place_ == Place::header ? names_ : keys_;
     if (!seen.insert(value).second) {
-      problem = fmt::format("the name '{}' stands twice", shorten(value));
+      problem = fmt::format("the name '{}' stands twice", printable(value));
       return false;
     }
     if (place_ == Place::tensor && value != "dtype" && value != "shape" && value != "data_offsets") {
-      problem =
-          fmt::format("tensor '{}' has the unknown key '{}'", shorten(entries.back().name), shorten(value));
+      problem = fmt::format("tensor '{}' has the unknown key '{}'", printable(entries.back().name),
+                            printable(value));
       return false;
     }
     return true;
@@ -147,15 +147,14 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   bool complete() const { return place_ == Place::done; }
 
-  static std::string shorten(const std::string& text) {
-    return text.size() <= 200 ? text : text.substr(0, 200) + "...";
-  }
-
  private:
   enum class Place { outside, header, metadata, tensor, shape, offsets, done };
 
   bool refuse(const std::string& what) {
-    problem = fmt::format("the header has {} at '{}', where the format allows none", what, shorten(key_));
+    const bool inside = place_ == Place::tensor || place_ == Place::shape || place_ == Place::offsets;
+    const std::string owner = inside ? fmt::format(" of tensor '{}'", printable(entries.back().name)) : "";
+    problem = fmt::format("the header has {} at '{}'{}, where the format allows none", what, printable(key_),
+                          owner);
     return false;
   }
 
@@ -173,8 +172,7 @@ std::uint64_t read_u64(const std::byte* data) {
 Tensor check_entry(const Entry& entry, const std::byte* data, std::uint64_t data_bytes,
                    const std::string& path) {
   const auto corrupt = [&](const std::string& what) {
-    return Error(ErrorCode::corrupt,
-                 fmt::format("{}: tensor '{}' {}", path, HeaderReader::shorten(entry.name), what));
+    return Error(ErrorCode::corrupt, fmt::format("{}: tensor '{}' {}", path, printable(entry.name), what));
   };
   if (!entry.dtype) throw corrupt("has no dtype");
   if (!entry.shape) throw corrupt("has no shape");
@@ -183,7 +181,7 @@ Tensor check_entry(const Entry& entry, const std::byte* data, std::uint64_t data
   if (!dtype) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("{}: tensor '{}' has dtype '{}', which is not supported", path,
-                            HeaderReader::shorten(entry.name), HeaderReader::shorten(*entry.dtype)),
+                            printable(entry.name), printable(*entry.dtype)),
                 "supported are F64, F32, F16, BF16, I64, I32, I16, I8 and U8");
   }
   if (entry.offsets->size() != 2) throw corrupt("needs two data_offsets");
@@ -248,7 +246,7 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
   for (const Tensor& tensor : sorted) {
     if (tensor.data != expected) {
       throw Error(ErrorCode::corrupt,
-                  fmt::format("{}: tensor '{}' {}", where, HeaderReader::shorten(tensor.name),
+                  fmt::format("{}: tensor '{}' {}", where, printable(tensor.name),
                               tensor.data < expected ? "overlaps another one" : "follows a hole"));
     }
     expected += tensor.bytes;
@@ -266,9 +264,13 @@ namespace {
 // A temporary file beside `path` that vanishes unless it is committed.
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::filesystem::path& path)
-      : path_(path), temporary_(path.string() + ".XXXXXX") {
-    descriptor_ = ::mkstemp(temporary_.data());
+  explicit AtomicFile(const std::filesystem::path& path) : path_(path) {
+    // Not mkstemp: its files are private whatever the umask says.
+    for (int attempt = 0; attempt < 1000; ++attempt) {
+      temporary_ = fmt::format("{}.{}.{}", path.string(), ::getpid(), attempt);
+      descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (descriptor_ >= 0 || errno != EEXIST) break;
+    }
     if (descriptor_ < 0) fail("create a file beside it");
   }
   ~AtomicFile() {
@@ -292,10 +294,17 @@ class AtomicFile {
   }
 
   void commit() {
-    if (::fchmod(descriptor_, 0644) != 0 || ::fsync(descriptor_) != 0) fail("flush");
+    if (::fsync(descriptor_) != 0) fail("flush");
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
     ::close(descriptor_);
     descriptor_ = -1;
+    // The new name must survive a crash too; the file is complete whatever the directory's flush says.
+    const auto parent = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
+    const int directory = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory >= 0) {
+      ::fsync(directory);
+      ::close(directory);
+    }
   }
 
  private:
@@ -309,14 +318,32 @@ class AtomicFile {
   int descriptor_ = -1;
 };
 
+// A tensor that the reader would accept: its bytes are what dtype and shape need.
+void check_writable(const Tensor& tensor) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' {}", tensor.name, what));
+  };
+  if (tensor.name == kMetadataName) refuse("has the name that safetensors keeps for its metadata");
+  dtype_text(tensor.dtype);  // throws for block types
+  std::uint64_t bytes = static_cast<std::uint64_t>(block_bytes(tensor.dtype));
+  for (const std::int64_t extent : tensor.shape) {
+    if (extent < 0) refuse(fmt::format("has an extent of {}", extent));
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &bytes))
+      refuse("has a shape whose size overflows");
+  }
+  if (bytes != tensor.bytes)
+    refuse(fmt::format("has {} bytes where its dtype and shape need {}", tensor.bytes, bytes));
+}
+
 }  // namespace
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  if (!metadata.empty()) header[kMetadataName] = metadata;
   std::uint64_t offset = 0;
   for (const Tensor& tensor : tensors) {
+    check_writable(tensor);
     if (header.contains(tensor.name)) {
       throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' is given twice", tensor.name));
     }
@@ -325,7 +352,13 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
                            {"data_offsets", {offset, offset + tensor.bytes}}};
     offset += tensor.bytes;
   }
-  std::string text = header.dump();
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const nlohmann::json::type_error&) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("cannot write {}: a name or its metadata is not UTF-8", path.string()));
+  }
   text.append((8 - text.size() % 8) % 8, ' ');  // data starts aligned
 
   AtomicFile file(path);

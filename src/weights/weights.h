@@ -21,7 +21,8 @@ struct Tensor {
   std::uint64_t bytes = 0;
 };
 
-/// A read-only mapped file. Throws Error(not_found | io).
+/// A read-only mapped file. Throws Error(not_found | io). The mapping shares the file's pages: whoever shortens the
+/// file in place afterwards makes reads fault (SIGBUS); replacing it by rename is safe.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);
@@ -37,7 +38,9 @@ class MappedFile {
 };
 
 /// safetensors: header checked in full (length, JSON, dtype, shape x dtype = range, overlap, holes, duplicate
-/// names) before anything is returned. Throws Error(corrupt | not_found | io) naming the file and the tensor.
+/// names) before anything is returned. A tensor of a dtype that DType lacks (F8_E4M3, ...) refuses the whole file, used
+/// or not: every tensor is consumed or refused by name. Throws Error(corrupt | unsupported | not_found | io) naming the
+/// file and the tensor.
 struct SafetensorsFile {
   std::shared_ptr<const MappedFile> file;
   std::map<std::string, Tensor> tensors;
@@ -45,7 +48,8 @@ struct SafetensorsFile {
 };
 SafetensorsFile read_safetensors(const std::filesystem::path& path);
 
-/// Writes atomically (temporary file in the same directory, fsync, rename). Throws Error(io).
+/// Writes atomically (temporary file in the same directory, fsync, rename). Throws Error(io), and
+/// Error(invalid_argument | unsupported) for tensors that the format cannot hold.
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
