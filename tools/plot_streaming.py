@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 960, 540
-LEFT, RIGHT, TOP, BOTTOM = 84, 30, 70, 64
+LEFT, RIGHT, TOP, BOTTOM = 84, 30, 100, 64
 COLOURS = ["#c0392b", "#1f6fb2", "#2e8b57", "#8e6c1f"]
 DASHES = ["", "", "7 4", "2 3"]
 FONT = "DejaVu Sans, sans-serif"
@@ -41,7 +41,7 @@ def draw(series, title, marks):
     x_high = max(x for x, _ in points)
     y_low, y_high = min(y for _, y in points), max(y for _, y in points)
     pad = max(0.08 * (y_high - y_low), 0.05)
-    y_low, y_high = max(0.0, y_low - pad), y_high + 3 * pad  # room for the legend
+    y_low, y_high = max(0.0, y_low - pad), y_high + pad
     to_x = lambda x: LEFT + (WIDTH - LEFT - RIGHT) * x / x_high
     to_y = lambda y: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - y_low) / (y_high - y_low)
 
@@ -68,18 +68,15 @@ def draw(series, title, marks):
         dash = DASHES[i % len(DASHES)]
         out.append(f'<path d="{path}" fill="none" stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="2.5" '
                    f'stroke-linejoin="round"{f" stroke-dasharray={chr(34)}{dash}{chr(34)}" if dash else ""}/>')
-    longest = max(len(label) for label, _ in series)
-    box_width, box_height = 62 + 8.6 * longest, 22 * len(series) + 12
-    box_x = WIDTH - RIGHT - box_width - 8
-    out.append(f'<rect x="{box_x:.1f}" y="{TOP + 6}" width="{box_width:.1f}" height="{box_height}" fill="#fff" '
-               'fill-opacity="0.92" stroke="#bbb"/>')
+    # The legend stands in one row between heading and axes, where no curve can be.
+    x, y = LEFT, 58
     for i, (label, _) in enumerate(series):
-        y = TOP + 26 + 22 * i
         dash = DASHES[i % len(DASHES)]
-        out.append(f'<line x1="{box_x + 10:.1f}" y1="{y - 5}" x2="{box_x + 44:.1f}" y2="{y - 5}" '
+        out.append(f'<line x1="{x:.1f}" y1="{y - 5}" x2="{x + 34:.1f}" y2="{y - 5}" '
                    f'stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="3"'
                    f'{f" stroke-dasharray={chr(34)}{dash}{chr(34)}" if dash else ""}/>')
-        out.append(text(box_x + 52, y, label, 14, "start"))
+        out.append(text(x + 42, y, label, 14, "start"))
+        x += 78 + 8.6 * len(label)
     middle = (TOP + HEIGHT - BOTTOM) / 2
     out.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "position in the text (tokens)", 15))
     out.append(text(24, middle, "mean NLL of the last 512 tokens (nats per token)", 15, "middle",
