@@ -1,7 +1,10 @@
 #include "ops/elementwise.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
+#include "basin/base/error.h"
 #include "ops/cpu/dispatch.h"
 
 namespace basin::ops {
@@ -42,6 +45,12 @@ void add(float* x, const float* y, std::int64_t count, ThreadPool& pool) {
 
 void negative_log_likelihood(const float* logits, const std::int32_t* target, double* nll,
                              std::int64_t tokens, std::int64_t vocab, ThreadPool& pool) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    if (target[t] < 0 || target[t] >= vocab) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("target {} of row {} is outside the vocabulary of {}", target[t], t, vocab));
+    }
+  }
   for_runs(tokens, kFloatsPerTask / vocab, pool, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       const float* row = logits + t * vocab;

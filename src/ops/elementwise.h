@@ -20,7 +20,7 @@ void silu_multiply(const float* gate, const float* up, float* y, std::int64_t to
 void add(float* x, const float* y, std::int64_t count, ThreadPool& pool);
 
 /// -log softmax(logits[t, :])[target[t]] in natural units, for each row. Joint maximum, double sum of float
-/// exponentials in a fixed order.
+/// exponentials in a fixed order. Throws Error(invalid_argument) for a target outside [0, vocab).
 void negative_log_likelihood(const float* logits /*[tokens, vocab]*/, const std::int32_t* target /*[tokens]*/,
                              double* nll /*[tokens]*/, std::int64_t tokens, std::int64_t vocab,
                              ThreadPool& pool);

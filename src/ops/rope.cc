@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 
 #include "basin/base/error.h"
 
@@ -80,17 +81,47 @@ double yarn_attention_factor(const RopeConfig& c) {
   return yarn_magnitude(c.factor, 1.0);
 }
 
-void store(const View& out, std::int64_t i, float x) {
-  switch (out.dtype) {
-    case DType::f16:
-      static_cast<f16*>(out.data)[i] = to_f16(x);
-      break;
-    case DType::bf16:
-      static_cast<bf16*>(out.data)[i] = to_bf16(x);
-      break;
-    default:
-      static_cast<float*>(out.data)[i] = x;
+// p f mod 2 pi, within a turn or so of zero, to about 2^-50. The product is exact in two doubles, and whole turns are
+// taken off with 2 pi in two parts (Cody and Waite): k kTurn is a multiple of 2^-50 as the product's high part is, so
+// the first difference cancels without error.
+double reduced_angle(std::int64_t p, double f) {
+  constexpr double kTurn = 2 * kPi;
+  constexpr double kTurnRest = 2.4492935982947064e-16;  // 2 pi - kTurn
+  const auto position = static_cast<double>(p);
+  const double high = position * f;
+  const double low = std::fma(position, f, -high);
+  const double turns = std::round(high / kTurn);
+  return std::fma(-turns, kTurnRest, std::fma(-turns, kTurn, high)) + low;
+}
+
+// What rotate() does to one head. A pair is (first, first + step): (i, i + half) or (2 i, 2 i + 1).
+struct Head {
+  const float* cosine;  // [half]
+  const float* sine;    // [half]
+  std::int64_t half, stride, step;
+  std::int64_t size;  // d
+};
+
+template <typename T>
+T rounded_to(float x) {
+  if constexpr (std::is_same_v<T, f16>) {
+    return to_f16(x);
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return to_bf16(x);
+  } else {
+    return x;
   }
+}
+
+template <typename T>
+void rotate_head(const Head& head, const float* from /*[d]*/, T* to /*[d]*/) {
+  for (std::int64_t i = 0; i < head.half; ++i) {
+    const std::int64_t first = i * head.stride, second = first + head.step;
+    const float a = from[first], b = from[second];
+    to[first] = rounded_to<T>(a * head.cosine[i] - b * head.sine[i]);
+    to[second] = rounded_to<T>(b * head.cosine[i] + a * head.sine[i]);
+  }
+  for (std::int64_t i = 2 * head.half; i < head.size; ++i) to[i] = rounded_to<T>(from[i]);
 }
 
 }  // namespace
@@ -122,11 +153,9 @@ RopeTable Rope::table(std::span<const std::int64_t> positions) const {
   table.tokens = static_cast<std::int64_t>(positions.size());
   table.cosine.reserve(positions.size() * frequencies_.size());
   table.sine.reserve(positions.size() * frequencies_.size());
-  constexpr long double kTurn = 2 * std::numbers::pi_v<long double>;
   for (const std::int64_t p : positions) {
     for (const double f : frequencies_) {
-      const long double angle = static_cast<long double>(p) * static_cast<long double>(f);
-      const auto reduced = static_cast<double>(angle - kTurn * std::round(angle / kTurn));
+      const double reduced = reduced_angle(p, f);
       table.cosine.push_back(static_cast<float>(std::cos(reduced) * attention_factor_));
       table.sine.push_back(static_cast<float>(std::sin(reduced) * attention_factor_));
     }
@@ -137,33 +166,36 @@ RopeTable Rope::table(std::span<const std::int64_t> positions) const {
 void Rope::rotate(ConstView x, const RopeTable& table, View out, ThreadPool& pool) const {
   const std::int64_t tokens = x.shape[0], heads = x.shape[1], d = x.shape[2];
   const std::int64_t half = rotary_dim_ / 2;
-  if (x.dtype != DType::f32 || table.tokens != tokens || d < rotary_dim_) {
+  const bool known = out.dtype == DType::f32 || out.dtype == DType::f16 || out.dtype == DType::bf16;
+  if (x.dtype != DType::f32 || !known || table.tokens != tokens || d < rotary_dim_) {
     throw Error(ErrorCode::internal,
-                fmt::format("rotate: {} input, {} tokens, table of {}, head size {}, rotary {}",
-                            name(x.dtype), tokens, table.tokens, d, rotary_dim_));
+                fmt::format("rotate: {} input, {} output, {} tokens, table of {}, head size {}, rotary {}",
+                            name(x.dtype), name(out.dtype), tokens, table.tokens, d, rotary_dim_));
   }
-  // A pair is (first, first + step): (i, i + half) or (2 i, 2 i + 1).
   const bool halves = layout_ == RopeLayout::half;
-  const std::int64_t stride = halves ? 1 : 2;
-  const std::int64_t step = halves ? half : 1;
+  Head head{nullptr, nullptr, half, halves ? 1 : 2, halves ? half : 1, d};
   constexpr std::int64_t kTokensPerTask = 16;
-  pool.parallel_for((tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
-    for (std::int64_t t = task * kTokensPerTask; t < std::min(tokens, (task + 1) * kTokensPerTask); ++t) {
-      const float* cosine = table.cosine.data() + t * half;
-      const float* sine = table.sine.data() + t * half;
-      for (std::int64_t h = 0; h < heads; ++h) {
-        const float* from = static_cast<const float*>(x.data) + t * x.stride[0] + h * x.stride[1];
-        const std::int64_t to = t * out.stride[0] + h * out.stride[1];
-        for (std::int64_t i = 0; i < half; ++i) {
-          const std::int64_t first = i * stride, second = first + step;
-          const float a = from[first], b = from[second];
-          store(out, to + first, a * cosine[i] - b * sine[i]);
-          store(out, to + second, b * cosine[i] + a * sine[i]);
+  pool.parallel_for(
+      (tokens + kTokensPerTask - 1) / kTokensPerTask, [&, head](std::int64_t task, int) mutable {
+        for (std::int64_t t = task * kTokensPerTask; t < std::min(tokens, (task + 1) * kTokensPerTask); ++t) {
+          head.cosine = table.cosine.data() + t * half;
+          head.sine = table.sine.data() + t * half;
+          for (std::int64_t h = 0; h < heads; ++h) {
+            const float* from = static_cast<const float*>(x.data) + t * x.stride[0] + h * x.stride[1];
+            const std::int64_t to = t * out.stride[0] + h * out.stride[1];
+            switch (out.dtype) {
+              case DType::f16:
+                rotate_head(head, from, static_cast<f16*>(out.data) + to);
+                break;
+              case DType::bf16:
+                rotate_head(head, from, static_cast<bf16*>(out.data) + to);
+                break;
+              default:
+                rotate_head(head, from, static_cast<float*>(out.data) + to);
+            }
+          }
         }
-        for (std::int64_t i = rotary_dim_; i < d; ++i) store(out, to + i, from[i]);
-      }
-    }
-  });
+      });
 }
 
 }  // namespace basin::ops

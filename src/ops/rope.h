@@ -42,8 +42,8 @@ struct RopeTable {
   std::vector<float> sine;    // [tokens, rotary_dim / 2]
 };
 
-/// Frequencies computed once in double. Angles p * f are formed and reduced in long double before sine and cosine, so
-/// position 4,000,000 is as exact as position 4.
+/// Frequencies computed once in double. Angles p * f are formed without rounding and reduced before sine and cosine, so
+/// position 4,000,000 (and any up to 2^50) is as exact as position 4.
 class Rope {
  public:
   /// Throws Error(invalid_argument) naming the field that is out of range.

@@ -13,8 +13,8 @@ namespace {
 
 struct Candidate {
   std::int32_t id;
-  double logit;
-  double probability = 0.0;
+  double logit;   // after the temperature, minus the largest
+  double weight;  // exp(logit)
 };
 
 // SplitMix64 finaliser: a counter in, 64 well-mixed bits out.
@@ -44,26 +44,43 @@ std::int32_t largest(std::span<const float> logits) {
   return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
-// Softmax over the candidates, which are sorted by descending logit.
-void set_probabilities(std::vector<Candidate>& candidates) {
-  double sum = 0;
-  for (Candidate& c : candidates) sum += c.probability = std::exp(c.logit - candidates.front().logit);
-  for (Candidate& c : candidates) c.probability /= sum;
-}
+// Candidates by descending logit, equal ones by ascending id. Only as many are put in order as are asked for: a
+// vocabulary is large, and what top_p or min_p keeps of it usually small.
+class Descending {
+ public:
+  explicit Descending(std::vector<Candidate> all) : all_(std::move(all)), rest_(all_.size()) {
+    std::make_heap(all_.begin(), all_.end(), after);
+  }
 
-// The shortest prefix whose mass reaches top_p.
-void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
-  double mass = 0;
-  std::size_t kept = 0;
-  while (kept < candidates.size() && mass < top_p) mass += candidates[kept++].probability;
-  candidates.resize(std::max<std::size_t>(kept, 1));
-}
+  std::size_t size() const { return all_.size(); }
 
-void keep_min_p(std::vector<Candidate>& candidates, double min_p) {
-  const double least = min_p * candidates.front().probability;
-  const auto end = std::find_if(candidates.begin() + 1, candidates.end(),
-                                [&](const Candidate& c) { return c.probability < least; });
-  candidates.erase(end, candidates.end());
+  const Candidate& operator[](std::size_t rank) {
+    while (all_.size() - rest_ <= rank) {
+      std::pop_heap(all_.begin(), all_.begin() + static_cast<std::ptrdiff_t>(rest_), after);
+      --rest_;
+    }
+    return all_[all_.size() - 1 - rank];
+  }
+
+ private:
+  static bool after(const Candidate& a, const Candidate& b) {
+    return a.logit != b.logit ? a.logit < b.logit : a.id > b.id;
+  }
+
+  std::vector<Candidate> all_;  // a heap of `rest_`, then those taken, the largest last
+  std::size_t rest_;
+};
+
+// The one on which `left` of the summed weights falls, walking over count candidates.
+std::int32_t pick(auto&& candidates, std::size_t count, double left) {
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    left -= candidates[i].weight;
+    if (left < 0) return candidates[i].id;
+  }
+  // Rounding may leave a little after the last; never hand out one that has no weight at all.
+  std::size_t last = count - 1;
+  while (last > 0 && candidates[last].weight == 0) --last;
+  return candidates[last].id;
 }
 
 }  // namespace
@@ -98,35 +115,43 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   }
   if (options.temperature == 0.0) return largest(logits);
 
-  std::vector<Candidate> candidates;
-  candidates.reserve(logits.size());
+  const std::int32_t best = largest(logits);
+  const auto peak = static_cast<double>(logits[static_cast<std::size_t>(best)]);
+  if (!std::isfinite(peak)) return best;  // +inf takes all; all -inf: lowest id
+  std::vector<Candidate> all;
+  all.reserve(logits.size());
+  double total = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    candidates.push_back(
-        {static_cast<std::int32_t>(i), static_cast<double>(logits[i]) / options.temperature});
+    const double logit = (static_cast<double>(logits[i]) - peak) / options.temperature;
+    all.push_back({static_cast<std::int32_t>(i), logit, std::exp(logit)});
+    total += all.back().weight;
   }
-  const auto before = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
-  if (options.top_k > 0 && static_cast<std::size_t>(options.top_k) < candidates.size()) {
-    std::partial_sort(candidates.begin(), candidates.begin() + options.top_k, candidates.end(), before);
-    candidates.resize(static_cast<std::size_t>(options.top_k));
-  } else {
-    std::sort(candidates.begin(), candidates.end(), before);
-  }
-  if (!std::isfinite(candidates.front().logit))
-    return candidates.front().id;  // +inf takes all; all -inf: lowest id
-  set_probabilities(candidates);
-  if (options.top_p < 1.0) keep_top_p(candidates, options.top_p);
-  if (options.min_p > 0.0) keep_min_p(candidates, options.min_p);
+  const double random = uniform(options.seed, logical_position);
+  if (options.top_k == 0 && options.top_p == 1.0 && options.min_p == 0.0)
+    return pick(all, all.size(), random * total);
 
-  double mass = 0;
-  for (const Candidate& c : candidates) mass += c.probability;
-  double left = uniform(options.seed, logical_position) * mass;
-  for (const Candidate& c : candidates) {
-    left -= c.probability;
-    if (left < 0) return c.id;
+  Descending ranked(std::move(all));
+  std::size_t kept = ranked.size();
+  if (options.top_k > 0 && static_cast<std::uint64_t>(options.top_k) < kept) {
+    kept = static_cast<std::size_t>(options.top_k);
+    total = 0;
+    for (std::size_t i = 0; i < kept; ++i) total += ranked[i].weight;
   }
-  return candidates.back().id;
+  if (options.top_p < 1.0) {  // the shortest prefix whose mass reaches top_p
+    double mass = 0;
+    std::size_t reached = 0;
+    while (reached < kept && mass < options.top_p * total) mass += ranked[reached++].weight;
+    kept = reached;
+    total = mass;
+  }
+  if (options.min_p > 0.0) {
+    const double least = options.min_p * ranked[0].weight;
+    std::size_t enough = 0;
+    total = 0;
+    while (enough < kept && ranked[enough].weight >= least) total += ranked[enough++].weight;
+    kept = enough;
+  }
+  return pick(ranked, kept, random * total);
 }
 
 }  // namespace basin::ops

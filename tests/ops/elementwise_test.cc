@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "basin/base/error.h"
 #include "ops/weights.h"
 
 namespace basin::ops::tests {
@@ -100,6 +101,29 @@ TEST_F(Elementwise, NegativeLogLikelihoodOfExtremes) {
   std::fill(logits.begin(), logits.end(), 3e38f);  // e^3e38 is beyond any float
   negative_log_likelihood(logits.data(), &target, &nll, 1, 100, pool);
   EXPECT_NEAR(nll, 0.0, 1e32);  // log(100) is below one step of 3e38
+}
+
+TEST_F(Elementwise, NegativeLogLikelihoodOfNanIsNan) {
+  ThreadPool pool(1);
+  for (const std::size_t at : {0u, 50u, 96u, 99u}) {  // 96 and 99 are beyond the last whole vector
+    std::vector<float> logits(100, 1.0f);
+    logits[at] = std::numeric_limits<float>::quiet_NaN();
+    const std::int32_t target = 7;
+    double nll = 0;
+    negative_log_likelihood(logits.data(), &target, &nll, 1, 100, pool);
+    EXPECT_TRUE(std::isnan(nll)) << at << ": " << nll;
+  }
+}
+
+TEST_F(Elementwise, TargetsOutsideTheVocabularyAreRefused) {
+  ThreadPool pool(1);
+  const std::vector<float> logits(8, 1.0f);
+  double nll[2] = {-1, -1};
+  for (const std::int32_t bad : {-1, 4}) {
+    const std::int32_t targets[2] = {0, bad};
+    EXPECT_THROW(negative_log_likelihood(logits.data(), targets, nll, 2, 4, pool), Error);
+    EXPECT_EQ(nll[0], -1);
+  }
 }
 
 TEST_F(Elementwise, RowsDoNotDependOnTheBatch) {

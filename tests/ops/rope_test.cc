@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numbers>
 #include <vector>
 
 #include "basin/base/error.h"
@@ -77,6 +78,33 @@ TEST(RopeTable, AnglesAreExactAtFourMillion) {
     }
   }
 }
+
+#if defined(__SIZEOF_FLOAT128__)
+// Against an exact product (113 bits hold 41 + 53) reduced by 2 pi to 113 bits.
+TEST(RopeTable, AnglesAreExactFarBeyondLongDouble) {
+  __extension__ using Quad = __float128;
+  const Quad turn = 2 * (static_cast<Quad>(std::numbers::pi_v<long double>) +
+                         static_cast<Quad>(-5.01655761266833202355732708e-20L));
+  const Rope rope(config(RopeType::standard, 64, 100000.0), RopeLayout::half);
+  constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  const std::vector<std::int64_t> positions = {4'000'000,    kFar - 1,        kFar,
+                                               kFar + 12345, 1000 * kFar + 7, -kFar + 3};
+  const RopeTable table = rope.table(positions);
+  for (std::size_t t = 0; t < positions.size(); ++t) {
+    for (std::size_t i = 0; i < 32; ++i) {
+      const Quad angle = static_cast<Quad>(positions[t]) * static_cast<Quad>(rope.frequencies()[i]);
+      const auto turns = static_cast<std::int64_t>(angle / turn);
+      const auto rest = static_cast<long double>(angle - static_cast<Quad>(turns) * turn);
+      // One float rounding of a number up to 1 is 2^-25.
+      const double rounding = 0x1p-25 + 1e-13;
+      EXPECT_NEAR(static_cast<double>(table.cosine[t * 32 + i]), static_cast<double>(cosl(rest)), rounding)
+          << positions[t] << " pair " << i;
+      EXPECT_NEAR(static_cast<double>(table.sine[t * 32 + i]), static_cast<double>(sinl(rest)), rounding)
+          << positions[t] << " pair " << i;
+    }
+  }
+}
+#endif
 
 TEST(RopeRotate, LayoutsPairWhatTheyShould) {
   ThreadPool pool(1);

@@ -73,6 +73,52 @@ TEST(Sampling, MinPIsRelativeToTheLargest) {
   EXPECT_EQ(draw(logits, options, 2000).size(), 2u);  // 0.25 / 0.5 is kept, 0.15 / 0.5 is not
 }
 
+// A filter that keeps all must not change the distribution, whatever order it walks in.
+TEST(Sampling, FiltersThatKeepAllFollowTheSoftmax) {
+  const std::vector<float> logits = {std::log(2.0f), 0.0f, std::log(5.0f)};
+  for (int filter = 0; filter < 3; ++filter) {
+    SamplingOptions options;
+    options.temperature = 1.0;
+    if (filter == 0) options.top_k = 3;
+    if (filter == 1) options.top_p = 0.9999999;
+    if (filter == 2) options.min_p = 1e-9;
+    auto seen = draw(logits, options, 80000);
+    EXPECT_NEAR(seen[0] / 80000.0, 2.0 / 8, 0.008) << filter;
+    EXPECT_NEAR(seen[1] / 80000.0, 1.0 / 8, 0.008) << filter;
+    EXPECT_NEAR(seen[2] / 80000.0, 5.0 / 8, 0.008) << filter;
+  }
+}
+
+TEST(Sampling, FiltersCombineInTheStatedOrder) {
+  SamplingOptions options;
+  options.temperature = 1.0;
+  options.top_k = 2;     // 0.4 and 0.3, so 4/7 and 3/7
+  options.top_p = 0.57;  // 4/7 = 0.571 reaches it; without top_k first, 0.4 would not
+  const std::vector<float> logits = {std::log(0.3f), std::log(0.4f), std::log(0.2f), std::log(0.1f)};
+  auto seen = draw(logits, options, 500);
+  EXPECT_EQ(seen.size(), 1u);
+  EXPECT_TRUE(seen.contains(1));
+}
+
+TEST(Sampling, EqualLogitsAreKeptByLowestId) {
+  SamplingOptions options;
+  options.temperature = 1.0;
+  options.top_k = 3;
+  auto seen = draw(std::vector<float>(100, 1.0f), options, 500);
+  EXPECT_EQ(seen.size(), 3u);
+  EXPECT_EQ(seen.rbegin()->first, 2);
+}
+
+TEST(Sampling, NothingWithoutProbabilityIsDrawn) {
+  SamplingOptions options;
+  options.temperature = 1.0;
+  auto seen = draw({-kInf, 0.0f, -kInf, 0.0f, -kInf}, options, 2000);
+  EXPECT_EQ(seen.size(), 2u);
+  EXPECT_TRUE(seen.contains(1) && seen.contains(3));
+  options.temperature = 1e-300;
+  EXPECT_EQ(draw({1.0f, 2.0f, 1.5f}, options, 50).size(), 1u);
+}
+
 TEST(Sampling, RepetitionPenaltyWeakensWhatWasSeen) {
   SamplingOptions options;
   options.repetition_penalty = 2.0;

@@ -1,0 +1,127 @@
+// The order of every sum, spelled out in scalar code and compared bit for bit. Each target must match it, so avx2 and
+// avx512_bf16 give the same bits, but for bf16 weights in fast products.
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "basin/base/cpu_target.h"
+#include "ops/linear.h"
+#include "ops/weights.h"
+
+namespace basin::ops::tests {
+namespace {
+
+using Lanes = std::array<float, 16>;
+
+// a b + c as the target does it: SSE2 has no fused form, and emulating one costs more than the product.
+float joined(float a, float b, float c) {
+#if defined(__x86_64__)
+  static const bool fused = cpu_target() != CpuTarget::generic;
+  if (!fused) return a * b + c;
+#endif
+  return std::fma(a, b, c);
+}
+
+float fold(Lanes x) {
+  for (std::size_t half = 8; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) x[i] += x[i + half];
+  }
+  return x[0];
+}
+
+float half_at(const std::byte* p) {
+  f16 x;
+  std::memcpy(&x, p, 2);
+  return to_float(x);
+}
+
+// fp32: lane k mod 16 is one chain of fused products over ascending k.
+float float_product(const std::vector<float>& weight, const float* x) {
+  Lanes sum{};
+  for (std::size_t k = 0; k < weight.size(); ++k) sum[k % 16] = joined(weight[k], x[k], sum[k % 16]);
+  return fold(sum);
+}
+
+struct Block {
+  float d;
+  float scaled_sum;
+  std::array<int, 32> q;
+};
+
+Block quantise(const float* x) {
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[i]));
+  const float inverse = 127.0f / largest;
+  Block block{largest / 127.0f, 0, {}};
+  int sum = 0;
+  for (std::size_t i = 0; i < 32; ++i) sum += block.q[i] = static_cast<int>(std::nearbyint(x[i] * inverse));
+  block.scaled_sum = block.d * static_cast<float>(sum);
+  return block;
+}
+
+// int8: blocks go in pairs. Of each pair a lane takes four elements: q8_0 in the order stored, q4_1 the low nibbles of
+// both blocks, then the high ones. Their exact dot, times d_w d_a rounded once, joins the lane by a fused product.
+float int8_product(DType dtype, const std::byte* row, std::int64_t blocks, const float* x) {
+  Lanes sum{}, offsets{};
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::byte* w = row + b * block_bytes(dtype);
+    const Block a = quantise(x + 32 * b);
+    for (std::int64_t group = 0; group < 8; ++group) {
+      int dot = 0;
+      for (std::int64_t n = 4 * group; n < 4 * group + 4; ++n) {
+        const int q = dtype == DType::q8_0 ? static_cast<int>(static_cast<std::int8_t>(w[2 + n]))
+                      : n < 16             ? static_cast<int>(w[4 + n]) & 15
+                                           : static_cast<int>(w[4 + n - 16]) >> 4;
+        dot += q * a.q[static_cast<std::size_t>(n)];
+      }
+      const std::int64_t lane =
+          dtype == DType::q8_0 ? b % 2 * 8 + group : group / 4 * 8 + b % 2 * 4 + group % 4;
+      float& to = sum[static_cast<std::size_t>(lane)];
+      to = joined(static_cast<float>(dot), half_at(w) * a.d, to);
+    }
+    if (dtype == DType::q4_1) {
+      float& to = offsets[static_cast<std::size_t>(b % 16)];
+      to = joined(half_at(w + 2), a.scaled_sum, to);
+    }
+  }
+  return dtype == DType::q4_1 ? fold(sum) + fold(offsets) : fold(sum);
+}
+
+class LinearOrder : public KernelTest {};
+
+TEST_F(LinearOrder, EqualsTheScalarSpellingBitForBit) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kOutputs = 11, kTokens = 7;
+  for (const DType dtype : kWeightTypes) {
+    for (const std::int64_t inputs :
+         {32, 64, 96, 544, 1536}) {  // odd and even numbers of blocks, more than 16
+      const Weights weights(dtype, kOutputs, inputs, static_cast<std::uint64_t>(inputs));
+      const auto x = random_floats(kTokens * inputs, 2);
+      for (const Compute compute : {Compute::fp32, Compute::fast}) {
+        // VDPBF16PS rounds in a way of its own.
+        if (compute == Compute::fast && dtype == DType::bf16 && cpu_target() == CpuTarget::avx512_bf16)
+          continue;
+        const auto y = multiply(x, kTokens, weights.matrix, compute, pool);
+        for (std::int64_t r = 0; r < kOutputs; ++r) {
+          std::vector<float> wide(static_cast<std::size_t>(inputs));
+          widen_row(weights.matrix, r, wide.data());
+          for (std::int64_t t = 0; t < kTokens; ++t) {
+            const float* token = x.data() + t * inputs;
+            const float expected =
+                compute == Compute::fast && is_quantised(dtype)
+                    ? int8_product(dtype, weights.matrix.data + r * weights.matrix.row_bytes(), inputs / 32,
+                                   token)
+                    : float_product(wide, token);
+            const float actual = y[static_cast<std::size_t>(t * kOutputs + r)];
+            ASSERT_EQ(std::bit_cast<std::uint32_t>(actual), std::bit_cast<std::uint32_t>(expected))
+                << name(dtype) << " inputs " << inputs << " t " << t << " r " << r << ": " << actual << " "
+                << expected;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace basin::ops::tests
