@@ -7,6 +7,12 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   list(REMOVE_ITEM BASIN_WARNINGS -Wduplicated-cond -Wlogical-op)
 endif()
 
+# libFuzzer is clang's; clang 14 has no std::source_location.
+if(BASIN_FUZZ AND NOT (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 15))
+  message(FATAL_ERROR "BASIN_FUZZ=ON needs clang 15 or later, and the compiler is ${CMAKE_CXX_COMPILER_ID} "
+                      "${CMAKE_CXX_COMPILER_VERSION}. Set CMAKE_CXX_COMPILER, or leave BASIN_FUZZ off.")
+endif()
+
 function(basin_target_options target)
   target_compile_options(${target} PRIVATE ${BASIN_WARNINGS})
   if(BASIN_WERROR)
@@ -17,6 +23,11 @@ function(basin_target_options target)
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)
   if(BASIN_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=address,undefined -fno-sanitize-recover=all
+                                            -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=address,undefined)
+  endif()
+  if(BASIN_FUZZ)
+    target_compile_options(${target} PUBLIC -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
                                             -fno-omit-frame-pointer)
     target_link_options(${target} PUBLIC -fsanitize=address,undefined)
   endif()

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,gguf,tokenizer}."""
+import json
+import struct
+import sys
+from pathlib import Path
+
+
+def safetensors(tensors, metadata=None):
+    header, data = {}, b""
+    if metadata is not None:
+        header["__metadata__"] = metadata
+    for name, dtype, shape, payload in tensors:
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(payload)]}
+        data += payload
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def string(text):
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def key(name, kind, value):
+    return string(name) + struct.pack("<I", kind) + value
+
+
+def strings(name, values):
+    return key(name, 9, struct.pack("<IQ", 8, len(values)) + b"".join(map(string, values)))
+
+
+def gguf(keys, tensors=(), data=b"", version=3):
+    out = struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(keys)) + b"".join(keys)
+    for name, shape, kind, offset in tensors:
+        out += string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+    return out + bytes(-len(out) % 32) + data
+
+
+def byte_alphabet():
+    """The 256 characters that stand for bytes in byte-level BPE."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return [chr(b) if b in plain else chr(256 + sum(x not in plain for x in range(b))) for b in range(256)]
+
+
+def gguf_tokenizer(family):
+    tokens = byte_alphabet() + ["th", "the", "<|im_start|>", "<|im_end|>"]
+    types = [1] * 258 + [3, 3]
+    return [
+        key("tokenizer.ggml.model", 8, string("gpt2")),
+        key("tokenizer.ggml.pre", 8, string(family)),
+        strings("tokenizer.ggml.tokens", tokens),
+        key("tokenizer.ggml.token_type", 9, struct.pack("<IQ260i", 5, 260, *types)),
+        strings("tokenizer.ggml.merges", ["t h", "th e"]),
+        key("tokenizer.ggml.bos_token_id", 4, struct.pack("<I", 258)),
+        key("tokenizer.ggml.eos_token_id", 4, struct.pack("<I", 259)),
+        key("tokenizer.ggml.add_bos_token", 7, b"\0"),
+    ]
+
+
+def main(directory):
+    scalars = [
+        key("general.alignment", 4, struct.pack("<I", 32)),
+        key("f", 6, struct.pack("<f", 1.5)),
+        key("d", 12, struct.pack("<d", 0.5)),
+        key("l", 10, struct.pack("<Q", 7)),
+        key("h", 3, struct.pack("<h", -2)),
+        key("b", 7, b"\1"),
+        key("a", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3)),
+        key("bits", 9, struct.pack("<IQ2B", 7, 2, 0, 1)),
+    ]
+    tensors = [("a", (32, 2), 8, 0), ("b", (32,), 3, 96), ("c", (3, 1, 2), 0, 128), ("d", (1,), 30, 160)]
+    files = {
+        "safetensors/empty": safetensors([]),
+        "safetensors/two": safetensors(
+            [("a", "F32", [1, 2], bytes(8)), ("b", "BF16", [], b"xy"), ("none", "I8", [0, 3], b"")],
+            {"format": "pt"}),
+        "gguf/empty": gguf([], version=2),
+        "gguf/tensors": gguf(scalars, tensors, bytes(162)),
+        "gguf/tokenizer_smollm": gguf(gguf_tokenizer("smollm")),
+        "gguf/tokenizer_qwen2": gguf(gguf_tokenizer("qwen2")),
+        "tokenizer/english": "The cat's hat, the 1234 <tool> in\r\n\n  there<|im_end|>".encode(),
+        "tokenizer/scripts": "e\u0301\u00e9 \u4f60\u597d \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f469\u200d\U0001f680"
+                             "\u00a0\u0130 \u1100\u1161".encode(),
+    }
+    for name, data in files.items():
+        path = Path(directory) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: make_seeds.py DIRECTORY")
+    main(sys.argv[1])
