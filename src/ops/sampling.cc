@@ -44,6 +44,10 @@ std::int32_t largest(std::span<const float> logits) {
   return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+bool after(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit < b.logit : a.id > b.id;
+}
+
 // Candidates by descending logit, equal ones by ascending id. Only as many are put in order as are asked for: a
 // vocabulary is large, and what top_p or min_p keeps of it usually small.
 class Descending {
@@ -63,10 +67,6 @@ class Descending {
   }
 
  private:
-  static bool after(const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit < b.logit : a.id > b.id;
-  }
-
   std::vector<Candidate> all_;  // a heap of `rest_`, then those taken, the largest last
   std::size_t rest_;
 };
@@ -120,23 +120,23 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   if (!std::isfinite(peak)) return best;  // +inf takes all; all -inf: lowest id
   std::vector<Candidate> all;
   all.reserve(logits.size());
-  double total = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const double logit = (static_cast<double>(logits[i]) - peak) / options.temperature;
-    all.push_back({static_cast<std::int32_t>(i), logit, std::exp(logit)});
-    total += all.back().weight;
+    all.push_back({static_cast<std::int32_t>(i), logit, 0.0});
   }
+  if (options.top_k > 0 && static_cast<std::uint64_t>(options.top_k) < all.size()) {
+    const auto end = all.begin() + options.top_k;
+    std::partial_sort(all.begin(), end, all.end(),
+                      [](const Candidate& a, const Candidate& b) { return after(b, a); });
+    all.erase(end, all.end());
+  }
+  double total = 0;
+  for (Candidate& candidate : all) total += candidate.weight = std::exp(candidate.logit);
   const double random = uniform(options.seed, logical_position);
-  if (options.top_k == 0 && options.top_p == 1.0 && options.min_p == 0.0)
-    return pick(all, all.size(), random * total);
+  if (options.top_p == 1.0 && options.min_p == 0.0) return pick(all, all.size(), random * total);
 
   Descending ranked(std::move(all));
   std::size_t kept = ranked.size();
-  if (options.top_k > 0 && static_cast<std::uint64_t>(options.top_k) < kept) {
-    kept = static_cast<std::size_t>(options.top_k);
-    total = 0;
-    for (std::size_t i = 0; i < kept; ++i) total += ranked[i].weight;
-  }
   if (options.top_p < 1.0) {  // the shortest prefix whose mass reaches top_p
     double mass = 0;
     std::size_t reached = 0;
