@@ -130,7 +130,12 @@ ops::RopeConfig read_rope(const JsonReader& top, std::int64_t d_head, std::int64
   if (!section.is_object())
     throw Error(ErrorCode::corrupt, fmt::format("{}: '{}' must be an object", top.where(), name));
   const JsonReader in(section, top.where() + ": " + name);
-  rope.theta = in.number_or("rope_theta", rope.theta);
+  const double theta = in.number_or("rope_theta", rope.theta);
+  if (present(config, "rope_theta") && theta != rope.theta) {
+    throw Error(ErrorCode::corrupt,
+                fmt::format("{}: rope_theta is {} and, inside {}, {}", top.where(), rope.theta, name, theta));
+  }
+  rope.theta = theta;
   const json type = present(section, "rope_type") ? section["rope_type"]
                     : present(section, "type")    ? section["type"]
                                                   : json("default");

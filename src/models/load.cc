@@ -73,7 +73,8 @@ Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
   Loaded loaded;
   loaded.model = make_decoder(architecture, std::move(config), TensorTable(file->tensors, tensors.string()),
                               hugging_face_names(), file);
-  if (fs::exists(directory / "tokenizer.json")) {
+  std::error_code ignored;
+  if (fs::exists(directory / "tokenizer.json", ignored)) {
     loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_directory(directory));
   }
   return loaded;

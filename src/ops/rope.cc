@@ -144,6 +144,11 @@ Rope::Rope(const RopeConfig& config, RopeLayout layout) : rotary_dim_(config.rot
     case RopeType::yarn:
       frequencies_ = yarn_frequencies(config, frequencies_);
       attention_factor_ = yarn_attention_factor(config);
+      if (!(attention_factor_ > 0) || !std::isfinite(static_cast<float>(attention_factor_))) {
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("the rope attention factor is {}; it must be finite and positive",
+                                attention_factor_));
+      }
       break;
   }
 }

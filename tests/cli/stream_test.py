@@ -144,7 +144,7 @@ class Stream(CliTest):
             self.assertAlmostEqual(part["tokens_per_s"] * part["seconds"], part["tokens"], places=6)
         self.assertAlmostEqual(prefill["percent_of_fp32_fma"],
                                100 * prefill["gflop_per_s"] / ceilings["fp32_fma_gflop_per_s"], places=6)
-        self.assertLess(prefill["percent_of_fp32_fma"], 100)
+        self.assertGreater(prefill["percent_of_fp32_fma"], 0)  # int8 products pass 100
         self.assertGreater(decode["percent_of_read"], 0)
 
 

@@ -41,6 +41,7 @@ const Refusal kRefusals[] = {
      kUnsupported, "longrope"},
     {"llama", R"({"rope_parameters": null, "rope_scaling": {"rope_type": "linear"}})", kCorrupt, "factor"},
     {"llama", R"({"rope_parameters": {"surprise": 2}})", kUnsupported, "surprise"},
+    {"llama", R"({"rope_theta": 7.0})", kCorrupt, "rope_theta"},
     {"llama", R"({"rope_parameters": {"partial_rotary_factor": 0.5}})", kUnsupported,
      "partial_rotary_factor"},
     {"llama", R"({"rope_parameters": [1]})", kCorrupt, "rope_parameters"},

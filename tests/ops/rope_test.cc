@@ -193,6 +193,11 @@ TEST(RopeConfigRefused, NamesTheField) {
   c = config(RopeType::yarn);
   c.original_context = 0;
   EXPECT_NE(message(c).find("original context"), std::string::npos);
+  for (const double factor : {-1.0, 1e300, std::nan("")}) {
+    c = config(RopeType::yarn);
+    c.attention_factor = factor;
+    EXPECT_NE(message(c).find("attention factor"), std::string::npos) << factor;
+  }
 }
 
 }  // namespace
