@@ -7,6 +7,12 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   list(REMOVE_ITEM BASIN_WARNINGS -Wduplicated-cond -Wlogical-op)
 endif()
 
+# The CPU targets that this build has, by the names of BASIN_CPU.
+set(BASIN_CPU_TARGETS generic)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND BASIN_CPU_TARGETS avx2 avx512_bf16)
+endif()
+
 # libFuzzer is clang's; clang 14 has no std::source_location.
 if(BASIN_FUZZ AND NOT (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 15))
   message(FATAL_ERROR "BASIN_FUZZ=ON needs clang 15 or later, and the compiler is ${CMAKE_CXX_COMPILER_ID} "
@@ -43,18 +49,43 @@ function(basin_module name)
   target_link_libraries(basin_${name} PUBLIC ${arg_DEPENDS} PRIVATE fmt::fmt-header-only ${arg_LINK})
 endfunction()
 
-# basin_test(name SOURCES a.cc ... DEPENDS modules [LINK libraries] [LABELS labels] [ENVIRONMENT A=B]):
-# one executable, one CTest entry per GoogleTest case. tests/ and src/ are on its include path.
+# basin_test(name SOURCES a.cc ... DEPENDS modules [LINK libraries] [LABELS labels] [ENVIRONMENT A=B] [PER_TARGET]):
+# one executable, one CTest entry per GoogleTest case. tests/ and src/ are on its include path. PER_TARGET: one entry
+# per case and compiled CPU target, forced by BASIN_CPU.
 function(basin_test name)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LINK;LABELS;ENVIRONMENT" ${ARGN})
+  cmake_parse_arguments(arg "PER_TARGET" "" "SOURCES;DEPENDS;LINK;LABELS;ENVIRONMENT" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   basin_target_options(${name})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   list(TRANSFORM arg_DEPENDS PREPEND basin_)
   target_link_libraries(${name} PRIVATE ${arg_DEPENDS} fmt::fmt-header-only GTest::gmock_main ${arg_LINK})
   target_compile_definitions(${name} PRIVATE BASIN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES LABELS "cpu;${arg_LABELS}"
-                                                                  ENVIRONMENT "${arg_ENVIRONMENT}")
+  if(NOT arg_PER_TARGET)
+    basin_discover_tests(${name} LABELS ${arg_LABELS} ENVIRONMENT ${arg_ENVIRONMENT})
+    return()
+  endif()
+  foreach(target ${BASIN_CPU_TARGETS})
+    basin_discover_tests(${name} TARGET ${target} LABELS per_target ${arg_LABELS}
+                         ENVIRONMENT BASIN_CPU=${target} ${arg_ENVIRONMENT})
+  endforeach()
+endfunction()
+
+# basin_discover_tests(name [TARGET cpu target] [LABELS labels] [ENVIRONMENT A=B]): CTest entries of an executable. Not by
+# the PROPERTIES of gtest_discover_tests: they cannot hold a list, and a second label swallows what follows it.
+function(basin_discover_tests name)
+  cmake_parse_arguments(arg "" "TARGET" "LABELS;ENVIRONMENT" ${ARGN})
+  set(prefix "")
+  if(arg_TARGET)
+    set(prefix TEST_PREFIX ${arg_TARGET}.)
+  endif()
+  set(tests ${name}_${arg_TARGET}_tests)
+  gtest_discover_tests(${name} ${prefix} DISCOVERY_MODE PRE_TEST TEST_LIST ${tests})
+  set(properties ${CMAKE_CURRENT_BINARY_DIR}/${tests}_properties.cmake)
+  file(WRITE ${properties} "if(${tests})
+  set_tests_properties(\${${tests}} PROPERTIES LABELS \"cpu;${arg_LABELS}\" ENVIRONMENT \"${arg_ENVIRONMENT}\")
+endif()
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${properties})
 endfunction()
 
 # basin_bench(name SOURCES a.cc ... DEPENDS modules): a Google Benchmark executable, not run by CTest.
@@ -75,10 +106,7 @@ function(basin_cpu_kernels module)
   set(flags_generic "")
   set(flags_avx2 -march=haswell -mtune=generic)
   set(flags_avx512_bf16 -march=cooperlake -mtune=generic -mprefer-vector-width=512)
-  foreach(target generic avx2 avx512_bf16)
-    if(NOT target STREQUAL generic AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-      continue()
-    endif()
+  foreach(target ${BASIN_CPU_TARGETS})
     set(objects basin_${module}_${target})
     add_library(${objects} OBJECT ${ARGN})
     basin_target_options(${objects})
