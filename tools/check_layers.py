@@ -21,8 +21,8 @@ ALLOWED = {
     "attention/reference": VOCABULARY,  # and spec.h alone of the words, below
     "attention/cpu": LEAF,
     "attention": ATTENTION,             # support, attention
-    "ops": ATTENTION | {"attention"},
-    "kv": ATTENTION | {"attention"},
+    "ops": VOCABULARY,
+    "kv": LEAF,
     "weights": BASE,
     "text": BASE | {"weights"},
     "models": MODELS,

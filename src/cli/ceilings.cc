@@ -8,7 +8,7 @@
 #include <functional>
 #include <vector>
 
-#include "basin/base/cpu_target.h"
+#include "base/choose_kernels.h"
 #include "cli/ceilings_kernel.h"
 #include "cli/interrupt.h"
 
@@ -19,23 +19,6 @@ constexpr int kRepeats = 5;  // the best one counts: a ceiling is what the machi
 constexpr double kLoopSeconds = 0.05;
 
 std::atomic<float> sink_of_results{0.0f};  // keeps the loops alive
-
-CeilingKernels kernels_here() {
-  switch (cpu_target()) {
-    case CpuTarget::generic:
-      return generic::ceiling_kernels();
-#if defined(__x86_64__)
-    case CpuTarget::avx2:
-      return avx2::ceiling_kernels();
-    case CpuTarget::avx512_bf16:
-      return avx512_bf16::ceiling_kernels();
-#else
-    default:
-      return generic::ceiling_kernels();
-#endif
-  }
-  return {};
-}
 
 // Seconds of the fastest of kRepeats runs of body(part) on all threads.
 double best_seconds(ThreadPool& pool, const std::function<void(std::int64_t part)>& body) {
@@ -81,7 +64,7 @@ double measure_peak(ThreadPool& pool, const PeakLoop& loop) {
 }  // namespace
 
 Ceilings measure_ceilings(ThreadPool& pool) {
-  const CeilingKernels kernels = kernels_here();
+  const CeilingKernels kernels = choose_kernels([](auto target) { return ceiling_kernels(target); });
   Ceilings ceilings;
   ceilings.read_bytes_per_second = measure_read(pool, kernels);
   ceilings.fp32_flops = measure_peak(pool, kernels.fp32_fma);

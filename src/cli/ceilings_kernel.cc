@@ -80,8 +80,12 @@ float int8_dot(std::int64_t iterations) {
 #endif
 
 }  // namespace
+}  // namespace basin::cli::BASIN_TARGET
 
-CeilingKernels ceiling_kernels() {
+namespace basin::cli {
+
+CeilingKernels ceiling_kernels(basin::BASIN_TARGET::Target) {
+  using namespace BASIN_TARGET;
   CeilingKernels kernels;
   kernels.read = read;
   kernels.fp32_fma = {fp32_fma, 2 * kChains * static_cast<std::int64_t>(hn::Lanes(D()))};
@@ -92,4 +96,4 @@ CeilingKernels ceiling_kernels() {
   return kernels;
 }
 
-}  // namespace basin::cli::BASIN_TARGET
+}  // namespace basin::cli

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "base/kernel_words.h"
+
 namespace basin::cli {
 
 /// One loop without memory traffic. Its result must be used, or the compiler removes it.
@@ -18,14 +20,8 @@ struct CeilingKernels {
   PeakLoop int8_dot;
 };
 
-namespace generic {
-CeilingKernels ceiling_kernels();
-}
-namespace avx2 {
-CeilingKernels ceiling_kernels();
-}
-namespace avx512_bf16 {
-CeilingKernels ceiling_kernels();
-}
+CeilingKernels ceiling_kernels(generic::Target);
+CeilingKernels ceiling_kernels(avx2::Target);
+CeilingKernels ceiling_kernels(avx512_bf16::Target);
 
 }  // namespace basin::cli

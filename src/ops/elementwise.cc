@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "basin/base/error.h"
-#include "ops/cpu/dispatch.h"
+#include "ops/cpu/kernel.h"
 
 namespace basin::ops {
 namespace {

@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <optional>
 #include <vector>
 
+#include "base/scratch_buffer.h"
 #include "basin/base/error.h"
-#include "ops/cpu/dispatch.h"
+#include "ops/cpu/kernel.h"
 
 namespace basin::ops {
 namespace {
@@ -49,28 +47,6 @@ Activations form(DType dtype, Compute compute) {
   return Activations::f32;
 }
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
-// Aligned memory that its owner keeps from call to call. Contents are unspecified.
-class Buffer {
- public:
-  std::byte* at_least(std::int64_t bytes) {
-    if (bytes > size_) {
-      data_.reset(
-          static_cast<std::byte*>(std::aligned_alloc(64, static_cast<std::size_t>((bytes + 63) / 64 * 64))));
-      size_ = data_ ? bytes : 0;
-      if (!data_) throw std::bad_alloc();
-    }
-    return data_.get();
-  }
-
- private:
-  std::unique_ptr<std::byte, Free> data_;
-  std::int64_t size_ = 0;
-};
-
 constexpr std::int64_t kForms = 4;
 
 // Activations in every form that some product of the call wants.
@@ -97,11 +73,13 @@ class Inputs {
       to.row_bytes = x_stride_ * 4;
       return to;
     }
-    thread_local std::array<Buffer, kForms> memory;  // of the calling thread; the pool only fills it
+    thread_local std::array<ScratchBuffer<std::byte>, kForms>
+        memory;  // of the calling thread; the pool only fills it
     const std::int64_t blocks = to.padded / cpu::kBlock;
     to.row_bytes = to.padded * (form == Activations::bf16 ? 2 : 1);
     const std::int64_t scales = form == Activations::bf16 ? 0 : tokens_ * blocks * 4;
-    std::byte* bytes = memory[static_cast<std::size_t>(form)].at_least(tokens_ * to.row_bytes + 2 * scales);
+    std::byte* bytes = memory[static_cast<std::size_t>(form)].at_least(
+        static_cast<std::size_t>(tokens_ * to.row_bytes + 2 * scales));
     to.data = bytes;
     to.scale = reinterpret_cast<const float*>(bytes + tokens_ * to.row_bytes);
     to.scaled_sum = to.scale + tokens_ * blocks;
@@ -139,7 +117,7 @@ struct Task {
 };
 
 void run(const Task& task) {
-  thread_local Buffer scratch;
+  thread_local ScratchBuffer<float> scratch;
   const WeightMatrix& weight = *task.output->weight;
   cpu::Panel panel{};
   panel.weights = kind(weight.dtype);
@@ -150,7 +128,7 @@ void run(const Task& task) {
   panel.x = Inputs::slice(*task.x, task.token, task.tokens);
   panel.y = task.output->y + task.token * task.output->y_stride + task.row;
   panel.y_stride = task.output->y_stride;
-  panel.scratch = reinterpret_cast<float*>(scratch.at_least(cpu::scratch_floats(task.x->padded) * 4));
+  panel.scratch = scratch.at_least(static_cast<std::size_t>(cpu::scratch_floats(task.x->padded)));
   cpu::kernel().panel(panel);
 }
 

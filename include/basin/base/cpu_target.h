@@ -1,5 +1,5 @@
 // Which of the compiled CPU targets runs. Kernels are compiled once per target (cmake/options.cmake,
-// basin_cpu_kernels) and every caller switches on cpu_target(), so that one process uses one target throughout.
+// basin_cpu_kernels) and every caller chooses by cpu_target(), so that one process uses one target throughout.
 #pragma once
 
 #include <string_view>

@@ -16,9 +16,11 @@
 
 #include <cstdint>
 
+#include "base/kernel_words.h"
+
 namespace basin::attention::cpu {
 
-inline constexpr int kLanes = 16;     // keys in one logical vector, whatever the register width
+// kLanes, the keys in one logical vector, is 16 on every target (base/kernel_words.h).
 inline constexpr int kTileKeys = 64;  // one update of the running maximum; visibility is one 64-bit word
 inline constexpr std::int64_t kSegmentKeys = 1024;  // a multiple of kTileKeys
 

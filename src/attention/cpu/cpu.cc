@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "attention/cpu/kernel.h"
+#include "base/choose_kernels.h"
+#include "base/scratch_buffer.h"
 #include "basin/attention/mask.h"
 #include "basin/attention/softmax_state.h"
-#include "basin/base/cpu_target.h"
 #include "basin/base/error.h"
 
 namespace basin::attention::cpu {
@@ -24,18 +23,7 @@ constexpr std::int64_t kFewRows = 16;
 constexpr double kLn2 = 0.693147180559945309417232;
 
 const Kernel& kernel() {
-  static const Kernel chosen = [] {
-    switch (cpu_target()) {
-#if defined(__x86_64__)
-      case CpuTarget::avx512_bf16:
-        return avx512_bf16::kernel();
-      case CpuTarget::avx2:
-        return avx2::kernel();
-#endif
-      default:
-        return generic::kernel();
-    }
-  }();
+  static const Kernel chosen = choose_kernels([](auto target) { return cpu::kernel(target); });
   return chosen;
 }
 
@@ -65,27 +53,7 @@ std::string check_view(std::string_view what, const ConstView& view) {
   return fmt::format("the last dimension of {} has stride {}; the CPU path needs 1", what, last);
 }
 
-// A 64-byte aligned buffer of floats that grows and is kept by its thread, so that a call of a few microseconds
-// does not pay for fresh pages. Contents are unspecified.
-class Buffer {
- public:
-  float* at_least(std::size_t floats) {
-    if (floats > size_) {
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64)));
-      size_ = data_ ? floats : 0;
-      if (!data_) throw std::bad_alloc();
-      std::fill_n(data_.get(), floats, 0.0f);
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> data_;
-  std::size_t size_ = 0;
-};
+using Buffer = ScratchBuffer<float>;  // kept by its thread
 
 // Rows of one sequence that are handled together, for some kv heads. Rows of a kv head are numbered query-major:
 // row = query * group + head in group. `rows` counts those of one kv head.

@@ -2,7 +2,6 @@
 // target; the order of operations is that of constants.h and depends on the storage type alone.
 #include "attention/cpu/kernel.h"
 
-#include "attention/cpu/lanes.h"
 #include "attention/cpu/pack.h"
 
 namespace basin::attention::cpu::BASIN_TARGET {
@@ -422,9 +421,13 @@ void fold(int rows, int d_v, const State& segment, const State& total) {
 }
 
 }  // namespace
+}  // namespace basin::attention::cpu::BASIN_TARGET
 
-Kernel kernel() {
+namespace basin::attention::cpu {
+
+Kernel kernel(basin::BASIN_TARGET::Target) {
+  using namespace BASIN_TARGET;
   return {sizeof(Scratch), run_pack_queries, clear, run_segment, fold};
 }
 
-}  // namespace basin::attention::cpu::BASIN_TARGET
+}  // namespace basin::attention::cpu

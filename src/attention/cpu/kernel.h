@@ -8,8 +8,6 @@
 
 namespace basin::attention::cpu {
 
-enum class Storage { f32, f16, bf16 };
-
 /// Rows of keys or values of one kv head of one sequence.
 struct KeyRows {
   const std::byte* base = nullptr;      // row 0 (contiguous), or row 0 of page 0
@@ -68,15 +66,8 @@ struct Kernel {
   void (*fold)(int rows, int d_v, const State& segment, const State& total);
 };
 
-// One per compiled target.
-namespace generic {
-Kernel kernel();
-}
-namespace avx2 {
-Kernel kernel();
-}
-namespace avx512_bf16 {
-Kernel kernel();
-}
+Kernel kernel(generic::Target);
+Kernel kernel(avx2::Target);
+Kernel kernel(avx512_bf16::Target);
 
 }  // namespace basin::attention::cpu

@@ -4,10 +4,13 @@
 // float) or, where the target has dot instructions for bf16, an even d and its successor (a pair in 4 bytes).
 #pragma once
 
-#include "attention/cpu/lanes.h"
+#include "attention/cpu/kernel.h"
+#include "base/lanes.h"
 
 namespace basin::attention::cpu::BASIN_TARGET {
 namespace {
+
+using namespace basin::BASIN_TARGET;  // lanes.h
 
 template <Storage kStorage>
 constexpr bool pair_dots() {

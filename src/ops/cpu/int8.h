@@ -193,18 +193,7 @@ BASIN_INLINE void int8_tile(const Panel& panel, const Rows& rows, std::int64_t r
   std::int64_t b = 0;
   for (; b + 2 <= rows.blocks; b += 2) step(b, Index<0>());
   if (b < rows.blocks) step(b, Index<1>());
-
-  unroll<T>([&](auto t) BASIN_LAMBDA {
-    float out[R];
-    if constexpr (R == 4) {
-      fold4(sum[0][t], sum[1][t], sum[2][t], sum[3][t], out);
-    } else {
-      unroll<R>([&](auto r) BASIN_LAMBDA { out[r] = fold(sum[r][t]); });
-    }
-    float* y = panel.y + (token + t) * panel.y_stride + row;
-    unroll<R>([&](auto r)
-                  BASIN_LAMBDA { y[r] = panel.bias == nullptr ? out[r] : out[r] + panel.bias[row + r]; });
-  });
+  finish_tile<R, T>(panel, sum, row, token);
 }
 
 // Adds q4_1's offsets: y[t, r] += sum over blocks of m * (d_a * sum of a).
@@ -228,11 +217,7 @@ BASIN_INLINE void add_offsets(const Panel& panel, const Rows& rows, std::int64_t
                   BASIN_LAMBDA { total[r] = fma(load(rows.m + r * rows.padded_blocks + b), s, total[r]); });
   }
   float out[R];
-  if constexpr (R == 4) {
-    fold4(total[0], total[1], total[2], total[3], out);
-  } else {
-    unroll<R>([&](auto r) BASIN_LAMBDA { out[r] = fold(total[r]); });
-  }
+  fold_rows<R>([&](auto r) BASIN_LAMBDA -> const F16& { return total[r]; }, out);
   float* y = panel.y + token * panel.y_stride + row;
   unroll<R>([&](auto r) BASIN_LAMBDA { y[r] += out[r]; });
 }

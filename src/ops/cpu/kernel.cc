@@ -145,8 +145,12 @@ double log_sum_exp(const float* x, std::int64_t count) {
 }
 
 }  // namespace
+}  // namespace basin::ops::cpu::BASIN_TARGET
 
-Kernel kernel() {
+namespace basin::ops::cpu {
+
+Kernel kernel(basin::BASIN_TARGET::Target) {
+  using namespace BASIN_TARGET;
 #if defined(__AVX512BF16__)
   constexpr bool kBf16Dots = true;
 #else
@@ -155,4 +159,4 @@ Kernel kernel() {
   return {kBf16Dots, prepare, panel, widen, rms_norm, silu_multiply, add_to, log_sum_exp};
 }
 
-}  // namespace basin::ops::cpu::BASIN_TARGET
+}  // namespace basin::ops::cpu

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/kernel_words.h"
+
 namespace basin::ops::cpu {
 
 inline constexpr int kBlock = 32;         // elements of a quantised block
@@ -68,14 +70,11 @@ constexpr std::int64_t scratch_floats(std::int64_t padded_inputs) {
   return kMaxPanelRows * (padded_inputs + 64);
 }
 
-namespace generic {
-Kernel kernel();
-}
-namespace avx2 {
-Kernel kernel();
-}
-namespace avx512_bf16 {
-Kernel kernel();
-}
+Kernel kernel(generic::Target);
+Kernel kernel(avx2::Target);
+Kernel kernel(avx512_bf16::Target);
+
+/// The kernels of the target that this process runs.
+const Kernel& kernel();
 
 }  // namespace basin::ops::cpu

@@ -26,22 +26,6 @@ struct Tail {
   }
 };
 
-template <int R, int T>
-BASIN_INLINE void finish_tile(const Panel& panel, const F16 (&sum)[R][T], std::int64_t row,
-                              std::int64_t token) {
-  unroll<T>([&](auto t) BASIN_LAMBDA {
-    float out[R];
-    if constexpr (R == 4) {
-      fold4(sum[0][t], sum[1][t], sum[2][t], sum[3][t], out);
-    } else {
-      unroll<R>([&](auto r) BASIN_LAMBDA { out[r] = fold(sum[r][t]); });
-    }
-    float* y = panel.y + (token + t) * panel.y_stride + row;
-    unroll<R>([&](auto r)
-                  BASIN_LAMBDA { y[r] = panel.bias == nullptr ? out[r] : out[r] + panel.bias[row + r]; });
-  });
-}
-
 template <Weights kWeights, int R, int T>
 BASIN_INLINE void float_tile(const Panel& panel, const std::byte* weight, std::int64_t row_bytes,
                              std::int64_t row, std::int64_t token) {

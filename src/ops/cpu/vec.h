@@ -1,17 +1,15 @@
-// The sixteen float lanes of attention, for ops' kernel sources, and what products need beside them.
+// Sixteen float lanes, for ops' kernel sources, and what products need beside them.
 #pragma once
 
 #include <cstring>
 
-#include "attention/cpu/lanes.h"
+#include "base/lanes.h"
 #include "ops/cpu/kernel.h"
 
 namespace basin::ops::cpu::BASIN_TARGET {
 namespace {
 
-using attention::cpu::kLanes;
-using attention::cpu::Storage;
-using namespace attention::cpu::BASIN_TARGET;
+using namespace basin::BASIN_TARGET;  // lanes.h
 
 // The sum of the lanes, folded 8-4-2-1.
 BASIN_INLINE float fold(const F16& a) {
@@ -45,6 +43,29 @@ BASIN_INLINE void fold4(const F16& a, const F16& b, const F16& c, const F16& d, 
   out[2] = fold(c);
   out[3] = fold(d);
 #endif
+}
+
+// out[r] = the folded sum_of(Index<r>()).
+template <int R, typename SumOf>
+BASIN_INLINE void fold_rows(const SumOf& sum_of, float (&out)[R]) {
+  if constexpr (R == 4) {
+    fold4(sum_of(Index<0>()), sum_of(Index<1>()), sum_of(Index<2>()), sum_of(Index<3>()), out);
+  } else {
+    unroll<R>([&](auto r) BASIN_LAMBDA { out[r] = fold(sum_of(r)); });
+  }
+}
+
+// y[t, r] = the folded sum[r][t], and the bias.
+template <int R, int T>
+BASIN_INLINE void finish_tile(const Panel& panel, const F16 (&sum)[R][T], std::int64_t row,
+                              std::int64_t token) {
+  unroll<T>([&](auto t) BASIN_LAMBDA {
+    float out[R];
+    fold_rows<R>([&](auto r) BASIN_LAMBDA -> const F16& { return sum[r][t]; }, out);
+    float* y = panel.y + (token + t) * panel.y_stride + row;
+    unroll<R>([&](auto r)
+                  BASIN_LAMBDA { y[r] = panel.bias == nullptr ? out[r] : out[r] + panel.bias[row + r]; });
+  });
 }
 
 // A stored half as float, without calling a shared inline function.

@@ -1,4 +1,4 @@
-// Sixteen float lanes, made of one, two or four registers, for the kernel source only (compiled once per target).
+// Sixteen float lanes, made of one, two or four registers, for sources that are compiled once per target only.
 // Everything here is in an unnamed namespace and inlined: nothing may be shared between targets by the linker.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/cpu/kernel.h"
+#include "base/kernel_words.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -19,7 +19,7 @@
 #define BASIN_INLINE inline __attribute__((always_inline))
 #define BASIN_LAMBDA __attribute__((always_inline))
 
-namespace basin::attention::cpu::BASIN_TARGET {
+namespace basin::BASIN_TARGET {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -247,4 +247,4 @@ BASIN_INLINE F16 round_probability(const F16& a) {
 }
 
 }  // namespace
-}  // namespace basin::attention::cpu::BASIN_TARGET
+}  // namespace basin::BASIN_TARGET
