@@ -1,8 +1,9 @@
 # One warning list, and the three shapes of target that this project has.
 
 set(BASIN_WARNINGS
-    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wcast-align
-    -Wnon-virtual-dtor -Woverloaded-virtual -Wnull-dereference -Wduplicated-cond -Wlogical-op -Wformat=2)
+    -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wcast-align -Wnull-dereference
+    -Wduplicated-cond -Wlogical-op -Wformat=2)
+set(BASIN_CXX_WARNINGS -Wold-style-cast -Wnon-virtual-dtor -Woverloaded-virtual)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   list(REMOVE_ITEM BASIN_WARNINGS -Wduplicated-cond -Wlogical-op)
 endif()
@@ -20,13 +21,15 @@ if(BASIN_FUZZ AND NOT (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMP
 endif()
 
 function(basin_target_options target)
-  target_compile_options(${target} PRIVATE ${BASIN_WARNINGS})
+  target_compile_features(${target} PUBLIC cxx_std_20)  # for those who link the installed library
+  target_compile_options(${target} PRIVATE ${BASIN_WARNINGS} $<$<COMPILE_LANGUAGE:CXX>:${BASIN_CXX_WARNINGS}>)
   if(BASIN_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
   # One rounding per operation unless the source says fma: contraction would let the compiler choose the order.
   target_compile_options(${target} PRIVATE -ffp-contract=off)
-  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                             PRIVATE ${PROJECT_SOURCE_DIR}/src)
   if(BASIN_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=address,undefined -fno-sanitize-recover=all
                                             -fno-omit-frame-pointer)
@@ -44,9 +47,11 @@ function(basin_module name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LINK" ${ARGN})
   add_library(basin_${name} STATIC ${arg_SOURCES})
   add_library(basin::${name} ALIAS basin_${name})
+  set_target_properties(basin_${name} PROPERTIES EXPORT_NAME ${name})
   basin_target_options(basin_${name})
   list(TRANSFORM arg_DEPENDS PREPEND basin_)
-  target_link_libraries(basin_${name} PUBLIC ${arg_DEPENDS} PRIVATE fmt::fmt-header-only ${arg_LINK})
+  # fmt is compiled in; who links an installed library does not need it.
+  target_link_libraries(basin_${name} PUBLIC ${arg_DEPENDS} PRIVATE $<BUILD_INTERFACE:fmt::fmt-header-only> ${arg_LINK})
 endfunction()
 
 # basin_test(name SOURCES a.cc ... DEPENDS modules [LINK libraries] [LABELS labels] [ENVIRONMENT A=B] [PER_TARGET]):

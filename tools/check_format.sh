@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the formatting of all tracked C++ sources with clang-format 14 (Debian 12). --fix formats them.
+# Checks the formatting of all tracked C and C++ sources with clang-format 14 (Debian 12). --fix formats them.
 # With file names as arguments only those are looked at.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -19,8 +19,8 @@ if (($#)); then
   files=("$@")
 else
   # Without git (a source archive) every source is looked at.
-  mapfile -t files < <(git ls-files '*.cc' '*.h' '*.cu' '*.cuh' 2> /dev/null ||
-    find src include tests bench examples -name '*.cc' -o -name '*.h')
+  mapfile -t files < <(git ls-files '*.c' '*.cc' '*.h' '*.cu' '*.cuh' 2> /dev/null ||
+    find src include tests bench examples -name '*.c' -o -name '*.cc' -o -name '*.h')
 fi
 existing=()
 for file in "${files[@]}"; do [[ -f $file ]] && existing+=("$file"); done

@@ -229,4 +229,18 @@ std::string unsupported_reason(const Forward& problem, Backend backend) {
   return backend == Backend::cpu ? cpu::supported(problem) : std::string();
 }
 
+std::string unsupported_reason(const Backward&, Backend backend) {
+  return backend == Backend::cpu ? "the cpu backend has no backward pass" : std::string();
+}
+
+void require_supported(const Forward& problem, Backend backend) {
+  if (const std::string reason = unsupported_reason(problem, backend); !reason.empty())
+    throw Error(ErrorCode::unsupported, reason, "use the reference backend, or convert the tensors");
+}
+
+void require_supported(const Backward& problem, Backend backend) {
+  if (const std::string reason = unsupported_reason(problem, backend); !reason.empty())
+    throw Error(ErrorCode::unsupported, reason, "use the reference backend");
+}
+
 }  // namespace basin::attention

@@ -14,5 +14,10 @@ void check(const Backward& problem);
 
 /// Empty when `backend` can run the (checked) problem, else one sentence: what was asked for and what exists.
 std::string unsupported_reason(const Forward& problem, Backend backend);
+std::string unsupported_reason(const Backward& problem, Backend backend);
+
+/// Throws Error(unsupported) with that sentence unless it is empty.
+void require_supported(const Forward& problem, Backend backend);
+void require_supported(const Backward& problem, Backend backend);
 
 }  // namespace basin::attention
