@@ -4,7 +4,6 @@
 
 #include "attention/cpu/fixture.h"
 #include "attention/cpu/problem.h"
-#include "basin/attention/reference.h"
 
 namespace basin::attention::cpu_tests {
 namespace {
@@ -15,16 +14,12 @@ class CpuAttentionAccuracy : public CpuTest {
                     const char* what) {
     SCOPED_TRACE(what);
     ThreadPool pool(2);
-    Problem fast(shape, parts, layout), oracle(shape, parts, layout), yardstick(shape, parts, layout);
-    run(fast.forward(), pool);
-    reference::forward(oracle.forward(), reference::Precision::f64);
-    reference::forward(yardstick.forward(), reference::Precision::storage);
-    const Difference got = difference(fast, oracle);
-    const Difference allowed = difference(yardstick, oracle);
+    const auto [got, allowed, sentinels_intact] =
+        errors(shape, parts, layout, [&](const Forward& problem) { run(problem, pool); });
     // The floor is one step of an lse up to 8, for problems that the yardstick happens to hit exactly.
     EXPECT_LE(got.rms, 2 * allowed.rms + 0x1p-25);
     EXPECT_LE(got.largest, 2 * allowed.largest + 0x1p-21);
-    EXPECT_TRUE(fast.sentinels_intact());
+    EXPECT_TRUE(sentinels_intact);
   }
 };
 

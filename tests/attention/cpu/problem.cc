@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "basin/attention/mask.h"
+#include "basin/attention/reference.h"
 
 namespace basin::attention::cpu_tests {
 namespace {
@@ -284,6 +285,15 @@ Difference difference(const Problem& a, const Problem& b) {
   }
   result.rms = count == 0 ? 0 : std::sqrt(result.rms / static_cast<double>(count));
   return result;
+}
+
+Errors errors(const Shape& shape, const std::vector<Part>& parts, const Layout& layout,
+              const std::function<void(const Forward&)>& fast) {
+  Problem run(shape, parts, layout), oracle(shape, parts, layout), yardstick(shape, parts, layout);
+  fast(run.forward());
+  reference::forward(oracle.forward(), reference::Precision::f64);
+  reference::forward(yardstick.forward(), reference::Precision::storage);
+  return {difference(run, oracle), difference(yardstick, oracle), run.sentinels_intact()};
 }
 
 }  // namespace basin::attention::cpu_tests

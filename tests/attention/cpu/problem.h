@@ -88,6 +88,15 @@ struct Difference {
 };
 Difference difference(const Problem& a, const Problem& b);
 
+/// Errors of a run of `fast` against the double-precision reference, and those of the yardstick: the reference rerun in
+/// the storage's precision.
+struct Errors {
+  Difference got, allowed;
+  bool sentinels_intact = false;
+};
+Errors errors(const Shape& shape, const std::vector<Part>& parts, const Layout& layout,
+              const std::function<void(const Forward&)>& fast);
+
 float read_element(DType dtype, const std::byte* data, std::int64_t index);
 void write_element(DType dtype, std::byte* data, std::int64_t index, float value);
 

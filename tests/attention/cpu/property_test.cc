@@ -5,7 +5,6 @@
 
 #include "attention/cpu/fixture.h"
 #include "attention/cpu/problem.h"
-#include "basin/attention/reference.h"
 
 namespace basin::attention::cpu_tests {
 namespace {
@@ -48,16 +47,12 @@ TEST_F(CpuAttentionProperty, EqualsTheReference) {
     for (std::int64_t s = 0; s < count; ++s) parts.push_back({s, between(0, 40), between(0, 200)});
     const Layout layout{pick<std::int64_t>({0, 1, 3, 16, 64}), *rc::gen::arbitrary<bool>()};
 
-    Problem fast(shape, parts, layout), oracle(shape, parts, layout), yardstick(shape, parts, layout);
-    run(fast.forward(), pool);
-    reference::forward(oracle.forward(), reference::Precision::f64);
-    reference::forward(yardstick.forward(), reference::Precision::storage);
-    const Difference got = difference(fast, oracle);
-    const Difference allowed = difference(yardstick, oracle);
+    const auto [got, allowed, sentinels_intact] =
+        errors(shape, parts, layout, [&](const Forward& problem) { run(problem, pool); });
     // Few values: the largest error of a small sample wanders, so its bound is wider than that of the fixed cases.
     RC_ASSERT(got.rms <= 2 * allowed.rms + 0x1p-22);
     RC_ASSERT(got.largest <= 3 * allowed.largest + 0x1p-21);
-    RC_ASSERT(fast.sentinels_intact());
+    RC_ASSERT(sentinels_intact);
   }));
 }
 
