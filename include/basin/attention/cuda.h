@@ -1,0 +1,58 @@
+// Attention on Hopper GPUs (sm_90a): bf16 and f16 storage, fp32 accumulation.
+//
+// Promise: a row of the output depends, bit for bit, on its own visible keys only. Prefill in any chunking, decode with any
+// number of CTAs, any page size and any batch give the same bits (src/attention/cuda/sm90/order.cuh has the order).
+//
+// The launch path allocates nothing, synchronises nothing and reads nothing back, so it can be captured in a CUDA graph and
+// replayed with changed lengths in the same buffers. It works on the device that is current.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "basin/attention/spec.h"
+#include "basin/tensor/view.h"
+
+struct CUstream_st;  // what cudaStream_t points at
+
+namespace basin::attention::cuda {
+
+/// A forward pass over device memory. Queries are dense ([b, s_q, h_q, d]) or ragged ([total_q, h_q, d] with q_begin). Keys are
+/// dense ([b, s_kv, h_kv, d]), ragged ([total_kv, h_kv, d] with kv_begin) or paged ([pages, page_tokens, h_kv, d] with
+/// page_table). Everything that may change between graph replays lives on the device; the host gives upper bounds.
+struct Forward {
+  Spec spec;
+  std::int64_t batch = 0;          // b, at least 1
+  std::int64_t max_q_tokens = 0;   // upper bound of any sequence's queries; s_q when dense
+  std::int64_t max_kv_tokens = 0;  // upper bound of any sequence's keys; s_kv when dense
+
+  ConstView q;       // [b, s_q, h_q, d_qk] or [total_q, h_q, d_qk]
+  ConstView q_sink;  // same shape, or absent: the second query of in-cache positions
+  ConstView k;       // [b, s_kv, h_kv, d_qk], [total_kv, h_kv, d_qk] or [pages, page_tokens, h_kv, d_qk]
+  ConstView v;       // as k, with d_v
+  const std::int32_t* q_begin = nullptr;     // device [b + 1]: rows of sequence i are q_begin[i] .. q_begin[i + 1]; null: dense
+  const std::int32_t* kv_begin = nullptr;    // device [b + 1]; null: dense or paged
+  const std::int32_t* kv_tokens = nullptr;   // device [b] valid keys; may be null unless paged
+  const std::int32_t* page_table = nullptr;  // device [b, page_table_stride]; a negative entry holds no visible key
+  std::int64_t page_table_stride = 0;        // entries from one sequence's pages to the next's
+
+  const float* sink_logit = nullptr;  // device [h_q] natural units; null = no sink
+  View out;                           // as q, with d_v
+  float* lse = nullptr;               // device [h_q, total_q], or [b, h_q, s_q] when dense; may be null
+  float* lse_with_sink = nullptr;     // the same; may be null
+};
+
+/// Empty when this backend can run the problem, else one sentence: what was asked for and what exists. Looks at host data only.
+std::string supported(const Forward& problem);
+
+/// Device memory that `forward` needs beside its tensors. Depends on the upper bounds only.
+std::size_t workspace_bytes(const Forward& problem);
+
+/// Launches on `stream`. `workspace` (16-byte aligned) must hold workspace_bytes and be zero before its first use; every launch
+/// leaves it ready for the next, also of another problem. Launches that may run at the same time need a workspace each.
+/// Throws Error(unsupported) with the text of `supported`, Error(invalid_argument) for a workspace that is too small, and
+/// Error(internal) for what CUDA reports; nothing has been launched then.
+void forward(const Forward& problem, void* workspace, std::size_t bytes, CUstream_st* stream);
+
+}  // namespace basin::attention::cuda

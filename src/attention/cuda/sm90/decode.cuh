@@ -1,0 +1,748 @@
+// Attention of a few query rows over many keys. The segments of all sequences are dealt out evenly over gangs of CTAs (one CTA
+// per key head); rows that several gangs share are folded by the last of them to arrive.
+//
+// Keys lie in M and the query rows of a group in N, so that eight rows waste nothing: S^T = K Q^T and O^T += V^T P^T, with V and
+// P as MN-major operands. One warpgroup computes, one warp finds work and drives the copy engine through a ring of tiles that
+// alternates keys and values.
+#pragma once
+
+#include "attention/cuda/sm90/arguments.h"
+#include "attention/cuda/sm90/instances.h"
+#include "attention/cuda/sm90/load.cuh"
+#include "attention/cuda/sm90/order.cuh"
+#include "attention/cuda/sm90/ptx/barrier.cuh"
+#include "attention/cuda/sm90/ptx/tma.cuh"
+#include "attention/cuda/sm90/ptx/wgmma.cuh"
+#include "attention/cuda/sm90/sequence.cuh"
+#include "attention/cuda/sm90/walk.cuh"
+
+namespace basin::attention::sm90 {
+
+template <typename T, int kDqk, int kDv, int kRows, bool kCap>
+struct Decode {
+  static constexpr int kTile = tile_keys(kDqk);
+  static_assert(kTile == 128, "two blocks of 64 keys");
+  static constexpr int kSegmentTiles = segment_tiles(kDqk);
+  static constexpr int kConsumers = 128;
+  static constexpr int kThreads = kConsumers + 32;
+  // Two CTAs on an SM hide each other's waits; more rows need the registers of both.
+  static constexpr int kCtasPerSm = kRows * kDqk <= 1024 ? 2 : 1;
+  static constexpr int kWide = kDqk > kDv ? kDqk : kDv;
+  static constexpr int kSlots = 96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) - (kRows == 64 ? 2 : 0);
+  static constexpr int kColumns = kRows / 4;         // query rows whose scores one thread holds
+  static constexpr int kBlocks = kDv / 64;           // blocks of 64 output columns
+  static constexpr int kSums = kRows >= 16 ? kRows / 16 : 1;  // running sums of l that one thread owns
+
+  /// One unit of work: a segment of the keys of one (sequence, key head).
+  struct Work {
+    int sequence;  // -1: no work left
+    int kv_head;
+    int first;     // tiles [first, end) of `walk`
+    int end;
+    SequenceRange range;
+    TileWalk walk;
+    LiveRows live;
+    int ordinal;      // of the segment among the row's segments
+    int segments;     // of the row
+    int here;         // segments of the row that this CTA has, counting from its first
+    bool first_here;  // the first segment of the row in this CTA: the query is loaded for it
+    bool last_here;
+    bool whole;  // this CTA has all segments of the row, and folds them as it goes
+  };
+
+  struct RowSum {
+    float m, l;
+  };
+
+  struct Shared {
+    alignas(1024) T ring[kSlots][kTile * kWide];
+    alignas(1024) T q[kRows * kDqk];
+    alignas(1024) T q_sink[(kRows <= 16 ? kRows : 8) * kDqk];
+    alignas(128) T p[kRows / 8][kTile][8];
+    float maxima[kRows][4];      // by warp
+    float parts[4][8][kRows];    // quarter sums by warp, key mod 8, row
+    float rescale[kRows];
+    RowSum rows[kRows];          // of the finished segment
+    Barrier full[kSlots], empty[kSlots];
+    Barrier q_full, q_empty;
+    Barrier work_full[2], work_empty[2];
+    Work work[2];
+    int arrived;
+  };
+  static_assert(sizeof(Shared) <= (kCtasPerSm == 2 ? 113 : 227) * 1024, "shared memory of one SM");
+
+  // ------------------------------------------------------------------------------------------------ work
+
+  /// Tiles of a walk below `tile`.
+  __device__ __forceinline__ static int tiles_below(const TileWalk& walk, int tile) {
+    return min(tile, walk.sink_tiles) + min(max(tile - walk.first, 0), walk.last - walk.first);
+  }
+  __device__ __forceinline__ static int segment_of(const TileWalk& walk, int i) { return walk.tile(i) / kSegmentTiles; }
+  /// Segments of the walk below `segment` that hold tiles.
+  __device__ __forceinline__ static int segments_below(const TileWalk& walk, int segment) {
+    const int sinks = (walk.sink_tiles + kSegmentTiles - 1) / kSegmentTiles;  // segments [0, sinks)
+    const int begin = walk.last > walk.first ? max(walk.first / kSegmentTiles, sinks) : segment;
+    const int end = walk.last > walk.first ? (walk.last + kSegmentTiles - 1) / kSegmentTiles : segment;
+    return min(segment, sinks) + max(min(segment, end) - begin, 0);
+  }
+
+  __device__ __forceinline__ static TileWalk walk_of(const Arguments& arguments, int q_tokens, int kv_tokens) {
+    return tile_walk<kTile>(arguments, kv_tokens - q_tokens, kv_tokens - 1, kv_tokens);
+  }
+  /// Tiles of one key head of a sequence; a row without keys counts as one, since its output must be written.
+  __device__ __forceinline__ static int weight_of(const Arguments& arguments, int sequence) {
+    if (sequence >= arguments.batch) return 0;
+    const int q_tokens = query_tokens(arguments, sequence);
+    if (q_tokens == 0) return 0;
+    return max(walk_of(arguments, q_tokens, key_tokens(arguments, sequence)).count(), 1);
+  }
+
+  // ---------------------------------------------------------------------------------------------- loading
+
+  /// The position of the loader in the ring and in the queue of work.
+  struct Loader {
+    const Arguments& arguments;
+    Shared& shared;
+    const CUtensorMap &q_map, &q_sink_map, &k_map, &v_map;
+    int lane;
+    int turn = 0;
+    RingPlace<kSlots> place;
+    int queries = 0;
+
+    /// Queues one unit and loads its tiles.
+    __device__ __forceinline__ void issue(const Work& work) {
+      const int slot = turn % 2;
+      barrier_wait(&shared.work_empty[slot], (turn / 2 + 1) % 2);
+      if (lane == 0) {
+        shared.work[slot] = work;
+        barrier_arrive(&shared.work_full[slot]);
+      }
+      ++turn;
+      if (work.sequence < 0) return;
+      if (work.first == work.end && work.first_here) load_query(work);
+      int page = page_at(work, work.first);
+      for (int i = work.first; i < work.end; ++i) {
+        const int next_page = page_at(work, i + 1);
+        const int key = work.walk.tile(i) * kTile;
+        load<kDqk>(k_map, work, key, page);
+        if (i == work.first && work.first_here) load_query(work);
+        load<kDv>(v_map, work, key, page);
+        page = next_page;
+      }
+    }
+
+    /// The page of this lane's box of tile i of the walk.
+    __device__ __forceinline__ int page_at(const Work& work, int i) const {
+      if (i >= work.end) return -1;
+      return page_of<kTile>(arguments, work.sequence, work.range.kv_tokens, work.walk.tile(i) * kTile, lane);
+    }
+
+    template <int kWidth>
+    __device__ __forceinline__ void load(const CUtensorMap& map, const Work& work, int key, int page) {
+      barrier_wait(&shared.empty[place.slot], place.parity ^ 1);
+      load_keys<kTile, kWidth>(arguments, map, shared.ring[place.slot], &shared.full[place.slot], work.sequence, work.range,
+                               work.kv_head, key, page, kEvictFirst, lane);
+      place.advance();
+    }
+
+    __device__ __forceinline__ void load_query(const Work& work) {
+      const int group = arguments.h_q / arguments.h_kv;
+      const int bytes = kRows / group * group * kDqk * static_cast<int>(sizeof(T));
+      barrier_wait(&shared.q_empty, (queries + 1) % 2);
+      ++queries;
+      if (lane != 0) return;
+      barrier_arrive_expect(&shared.q_full, arguments.has_q_sink ? 2 * bytes : bytes);
+      const int page = arguments.q_begin == nullptr ? work.sequence : 0;
+      for (int column = 0; column < kDqk; column += kBlockColumns) {
+        tma_load(shared.q + column * kRows, &q_map, &shared.q_full, column, work.kv_head * group, work.range.q_row, page,
+                 kEvictNormal);
+        if (kRows <= 16 && arguments.has_q_sink) {
+          tma_load(shared.q_sink + column * kRows, &q_sink_map, &shared.q_full, column, work.kv_head * group, work.range.q_row,
+                   page, kEvictNormal);
+        }
+      }
+    }
+  };
+
+  __device__ static void feed(const Arguments& arguments, const CUtensorMap& q_map, const CUtensorMap& q_sink_map,
+                              const CUtensorMap& k_map, const CUtensorMap& v_map, Shared& shared, int lane) {
+    // The key heads of a token lie side by side in memory, so the CTAs of one gang, a head each, walk the same tokens together.
+    // The tiles of all sequences stand in one line; a gang has the segments that start in its share of the line.
+    const int gangs = static_cast<int>(gridDim.x) / arguments.h_kv;
+    const int gang = static_cast<int>(blockIdx.x) / arguments.h_kv;
+    std::int64_t total = 0;
+    for (int base = 0; base < arguments.batch; base += 32) {
+      total += __reduce_add_sync(0xffffffffu, weight_of(arguments, base + lane));
+    }
+    const std::int64_t begin = gang < gangs ? total * gang / gangs : total;
+    const std::int64_t end = gang < gangs ? total * (gang + 1) / gangs : total;
+
+    Loader loader{arguments, shared, q_map, q_sink_map, k_map, v_map, lane};
+    std::int64_t start = 0;  // of the sequences under the lanes
+    for (int base = 0; base < arguments.batch && start < end; base += 32) {
+      const int weight = weight_of(arguments, base + lane);
+      const std::int64_t together = __reduce_add_sync(0xffffffffu, weight);
+      if (start + together > begin) {
+        std::int64_t row = start;
+        for (int i = 0; i < 32; ++i) {
+          const int tiles = __shfl_sync(0xffffffffu, weight, i);
+          if (tiles > 0 && row + tiles > begin && row < end) feed_sequence(loader, base + i, tiles, row, begin, end);
+          row += tiles;
+        }
+      }
+      start += together;
+    }
+    Work none{};
+    none.sequence = -1;
+    loader.issue(none);
+  }
+
+  /// Issues the segments of one sequence that start in [begin, end) of the line. Its tiles start at `row`.
+  __device__ __forceinline__ static void feed_sequence(Loader& loader, int sequence, int tiles, std::int64_t row,
+                                                       std::int64_t begin, std::int64_t end) {
+    const Arguments& arguments = loader.arguments;
+    Work work;
+    work.sequence = sequence;
+    work.kv_head = static_cast<int>(blockIdx.x) % arguments.h_kv;
+    work.range = sequence_range(arguments, sequence);
+    work.walk = walk_of(arguments, work.range.q_tokens, work.range.kv_tokens);
+    work.live = live_rows(arguments, work.range.kv_tokens - work.range.q_tokens, work.range.kv_tokens);
+    const int count = work.walk.count();
+    const int last_segment = count > 0 ? segment_of(work.walk, count - 1) : 0;
+    work.segments = count > 0 ? segments_below(work.walk, last_segment + 1) : 1;
+    const int last_start = count > 0 ? tiles_below(work.walk, last_segment * kSegmentTiles) : 0;
+    // The first segment that starts at `begin` or later.
+    int i = static_cast<int>(max(begin - row, std::int64_t{0}));
+    if (i > 0 && tiles_below(work.walk, segment_of(work.walk, i) * kSegmentTiles) < i) {
+      i = tiles_below(work.walk, (segment_of(work.walk, i) + 1) * kSegmentTiles);
+    }
+    work.whole = i == 0 && row + last_start < end;
+    work.here = 0;
+    while (i < tiles && row + i < end) {
+      const int segment = count > 0 ? segment_of(work.walk, i) : 0;
+      work.first = i;
+      work.end = count > 0 ? tiles_below(work.walk, (segment + 1) * kSegmentTiles) : 0;
+      work.ordinal = count > 0 ? segments_below(work.walk, segment) : 0;
+      work.first_here = work.here == 0;
+      ++work.here;
+      work.last_here = i == last_start || row + work.end >= end;
+      loader.issue(work);
+      i = count > 0 ? work.end : tiles;
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------- arithmetic
+
+  /// The rows of a thread's scores and outputs: column i of kColumns is query row 8 (i / 2) + 2 c + i % 2.
+  __device__ __forceinline__ static int row_of(int i, int c) { return i / 2 * 8 + 2 * c + i % 2; }
+
+  __device__ __forceinline__ static void scores(float (&s)[2][kRows / 2], const T* k, const T* q) {
+    const std::uint64_t b = swizzled_operand(q, 0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint64_t a = swizzled_operand(k + half * 64 * kBlockColumns, 0);
+#pragma unroll
+      for (int step = 0; step < kDqk / kStepKeys; ++step) {
+        const int block = step / 4, inside = step % 4 * 32;
+        Wgmma<kRows>::template shared<T, Major::k, Major::k>(s[half], advance(a, block * kTile * 128 + inside),
+                                                             advance(b, block * kRows * 128 + inside), step != 0);
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void values(float (&o)[kBlocks][kRows / 2], const T* v, const T* p, bool keep) {
+    const std::uint64_t a = swizzled_operand(v, 0);
+    const std::uint64_t b = plain_operand(p, 8 * 16, kTile * 16);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int step = 0; step < kTile / kStepKeys; ++step) {
+        Wgmma<kRows>::template shared<T, Major::mn, Major::mn>(o[block],
+                                                               advance(a, block * kTile * 128 + step * kStepKeys * 128),
+                                                               advance(b, step * kStepKeys * 16), keep || step != 0);
+      }
+    }
+  }
+
+  /// Keys of the tile that the second query scores: those below sink_tokens, when there is one.
+  __device__ __forceinline__ static int keys_of_sink(const Arguments& arguments, const Work& work, int at) {
+    return kRows <= 16 && arguments.has_q_sink ? arguments.sink_tokens - work.walk.tile(at) * kTile : 0;
+  }
+
+  /// Starts the scores of tile `at`, whose keys lie at `keys` of the ring.
+  __device__ __forceinline__ static void start_scores(const Arguments& arguments, Shared& shared, const Work& work, int at,
+                                                      RingPlace<kSlots> keys, float (&s)[2][kRows / 2]) {
+    barrier_wait(&shared.full[keys.slot], keys.parity);
+    wgmma_fence();
+    scores(s, shared.ring[keys.slot], keys_of_sink(arguments, work, at) > 0 ? shared.q_sink : shared.q);
+    wgmma_commit();
+  }
+
+  /// Waits for them and releases the keys. The one tile that both queries score is scored again here.
+  __device__ __forceinline__ static void finish_scores(const Arguments& arguments, Shared& shared, const Work& work, int at,
+                                                       RingPlace<kSlots> keys, float (&s)[2][kRows / 2], int warp, int lane) {
+    wgmma_wait<0>();
+    wgmma_touch(s[0]);
+    wgmma_touch(s[1]);
+    if constexpr (kRows <= 16) {
+      const int from_sink = keys_of_sink(arguments, work, at);
+      if (from_sink > 0 && from_sink < kTile) {
+        float other[2][kRows / 2];
+        wgmma_fence();
+        scores(other, shared.ring[keys.slot], shared.q);
+        wgmma_commit();
+        wgmma_wait<0>();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          wgmma_touch(other[half]);
+#pragma unroll
+          for (int i = 0; i < kRows / 2; ++i) {
+            if (64 * half + 16 * warp + lane / 4 + i / 2 % 2 * 8 >= from_sink) s[half][i] = other[half][i];
+          }
+        }
+      }
+    }
+    if (lane == 0) barrier_arrive(&shared.empty[keys.slot]);
+  }
+
+  /// Adds a finished segment to the running total of a thread's rows.
+  __device__ __forceinline__ static void fold(RowSum (&total_rows)[kColumns], float (&total)[kBlocks][kRows / 2],
+                                              const RowSum (&done)[kColumns], const float (&o)[kBlocks][kRows / 2], bool first) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const Fold fold = fold_of(total_rows[i].m, done[i].m);
+      total_rows[i] = first ? done[i] : RowSum{fold.m, folded(fold, total_rows[i].l, done[i].l)};
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int e = i / 2 * 4 + 2 * h + i % 2;
+          total[block][e] = first ? o[block][e] : folded(fold, total[block][e], o[block][e]);
+        }
+      }
+    }
+  }
+
+  __device__ static void consume(const Arguments& arguments, Shared& shared) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int lane = thread % 32;
+    const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+    const int g = lane / 4, c = lane % 4;
+    const int group = arguments.h_q / arguments.h_kv;
+    const auto sync = [] { named_barrier_sync(1, kConsumers); };
+    RingPlace<kSlots> next;  // the keys of the tile whose scores come next
+    int queries = 0;
+    float o[kBlocks][kRows / 2];
+    float total[kBlocks][kRows / 2];
+    RowSum total_rows[kColumns];
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) o[block][i] = total[block][i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) total_rows[i] = {negative_infinity(), 0.0f};
+
+    for (int turn = 0;; ++turn) {
+      const int slot = turn % 2;
+      barrier_wait(&shared.work_full[slot], turn / 2 % 2);
+      const Work& work = shared.work[slot];
+      if (work.sequence < 0) return;
+      const int kv_tokens = work.range.kv_tokens;
+      const int p_first = kv_tokens - work.range.q_tokens;
+      const TileWalk unmasked = unmasked_tiles<kTile>(arguments, p_first, kv_tokens - 1, kv_tokens);
+      if (work.first_here) {
+        barrier_wait(&shared.q_full, queries % 2);
+        ++queries;
+      }
+
+      float m[kColumns];
+      float l[kSums];
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) m[i] = negative_infinity();
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) l[i] = 0.0f;
+
+      const int first = __shfl_sync(0xffffffffu, work.first, 0), end = __shfl_sync(0xffffffffu, work.end, 0);
+      float s[2][kRows / 2];
+      if (first < end) {
+        start_scores(arguments, shared, work, first, next, s);
+        finish_scores(arguments, shared, work, first, next, s, warp, lane);
+        next.advance();
+      }
+      for (int at = first; at < end; ++at) {
+        const int tile = __shfl_sync(0xffffffffu, work.walk.tile(at), 0);
+        const int key = tile * kTile;
+        const RingPlace<kSlots> place = next;  // of the values
+        next.advance();
+        if constexpr (kCap) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int i = 0; i < kRows / 2; ++i) s[half][i] = soft_cap(s[half][i], arguments.cap_factor);
+          }
+        }
+        if (!unmasked.has(tile)) [[unlikely]] {
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) {
+            const RowKeys keys = row_keys(arguments, p_first + row_of(i, c) / group, kv_tokens);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                if (!keys.sees(key + 64 * half + 16 * warp + g + 8 * h)) s[half][i / 2 * 4 + 2 * h + i % 2] = negative_infinity();
+              }
+            }
+          }
+        }
+
+        float most[kColumns];
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          const int e = i / 2 * 4 + i % 2;
+          most[i] = fmaxf(fmaxf(s[0][e], s[0][e + 2]), fmaxf(s[1][e], s[1][e + 2]));
+        }
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) {
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], step));
+        }
+        if (g == 0) {
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) shared.maxima[row_of(i, c)][warp] = most[i];
+        }
+        sync();
+
+        float rescale[kColumns];
+        bool moved = false;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          const float4 all = *reinterpret_cast<const float4*>(shared.maxima[row_of(i, c)]);
+          const float maximum = fmaxf(fmaxf(all.x, all.y), fmaxf(all.z, all.w));
+          const float m_next = next_maximum(m[i], __fmul_rn(maximum, arguments.score_factor));
+          const float shift = shift_of(m_next);
+          rescale[i] = exp2_fast(__fadd_rn(m[i], -shift));
+          moved |= rescale[i] != 1.0f;
+          m[i] = m_next;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              float& x = s[half][i / 2 * 4 + 2 * h + i % 2];
+              x = probability(x, arguments.score_factor, shift);
+            }
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kColumns; i += 2) {
+          const int e = i / 2 * 4;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              auto* words = reinterpret_cast<std::uint32_t*>(shared.p[i / 2][64 * half + 16 * warp + g + 8 * h]);
+              words[c] = pack<T>(s[half][e + 2 * h], s[half][e + 2 * h + 1]);
+            }
+          }
+          float2 part;
+          part.x = quarter_sum(s[0][e], s[0][e + 2], s[1][e], s[1][e + 2]);
+          part.y = quarter_sum(s[0][e + 1], s[0][e + 3], s[1][e + 1], s[1][e + 3]);
+          *reinterpret_cast<float2*>(&shared.parts[warp][g][row_of(i, c)]) = part;
+        }
+        if (warp == 0 && g == 0) {
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) shared.rescale[row_of(i, c)] = rescale[i];
+        }
+        // Values that no row may see must be 0, not merely be multiplied by 0.
+        barrier_wait(&shared.full[place.slot], place.parity);
+        if (!work.live.all(key, kTile)) clear_dead_rows<kTile, kDv>(shared.ring[place.slot], work.live, key, thread, kConsumers);
+        fence_proxy_async();
+        sync();
+
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          const int owned = i * kConsumers + thread;
+          const int row = owned / 8, r = owned % 8;
+          if (row < kRows) {
+            l[i] = add_tile(l[i], shared.rescale[row], tile_sum(shared.parts[0][r][row], shared.parts[1][r][row],
+                                                                shared.parts[2][r][row], shared.parts[3][r][row]));
+          }
+        }
+        if (at != first && __any_sync(0xffffffffu, moved)) {
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+            for (int i = 0; i < kRows / 2; ++i) o[block][i] = __fmul_rn(o[block][i], rescale[i / 4 * 2 + i % 2]);
+          }
+        }
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) wgmma_touch(o[block]);
+        wgmma_fence();
+        values(o, shared.ring[place.slot], &shared.p[0][0][0], at != first);
+        wgmma_commit();
+        // The next tile's scores run beside these products.
+        if (at + 1 < end) start_scores(arguments, shared, work, at + 1, next, s);
+        wgmma_wait<1>();
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) wgmma_touch(o[block]);
+        if (at + 1 < end) {
+          if (lane == 0) barrier_arrive(&shared.empty[place.slot]);
+          finish_scores(arguments, shared, work, at + 1, next, s, warp, lane);
+          next.advance();
+        } else {
+          wgmma_wait<0>();
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) wgmma_touch(o[block]);
+          if (lane == 0) barrier_arrive(&shared.empty[place.slot]);
+        }
+      }
+
+      // The segment is done: its m and l, for everyone.
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        const int owned = i * kConsumers + thread;
+#pragma unroll
+        for (int step = 1; step < 8; step *= 2) l[i] = __fadd_rn(l[i], __shfl_xor_sync(0xffffffffu, l[i], step));
+        if (owned % 8 == 0 && owned / 8 < kRows) shared.rows[owned / 8].l = l[i];
+      }
+      if (warp == 0 && g == 0) {
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) shared.rows[row_of(i, c)].m = m[i];
+      }
+      if (first == end) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+          for (int i = 0; i < kRows / 2; ++i) o[block][i] = 0.0f;
+        }
+      }
+      sync();
+
+      RowSum done[kColumns];
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) done[i] = shared.rows[row_of(i, c)];
+      if (!work.whole) {
+        save(arguments, work, done, o, warp, g, c);
+      } else {
+        fold(total_rows, total, done, o, work.first_here);
+        if (work.last_here) write_row(arguments, work, total_rows, total, warp, g, c, group);
+      }
+      if (work.last_here) {
+        if (lane == 0) barrier_arrive(&shared.q_empty);
+        if (!work.whole) arrive(arguments, shared, work, thread, group);
+      }
+      sync();  // shared.rows may be written again
+      if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ output
+
+  __device__ __forceinline__ static float sink_of(const Arguments& arguments, int head) {
+    return arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + head);
+  }
+  __device__ __forceinline__ static void write_lse(const Arguments& arguments, const Work& work, int head, int token,
+                                                   const Finish& row) {
+    const std::int64_t at = lse_index(arguments, work.sequence, work.range.q_row, head, token);
+    if (arguments.lse != nullptr) arguments.lse[at] = row.lse;
+    if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[at] = row.lse_with_sink;
+  }
+
+  /// Finishes rows that this CTA holds whole.
+  __device__ __forceinline__ static void write_row(const Arguments& arguments, const Work& work,
+                                                   const RowSum (&rows)[kColumns], const float (&o)[kBlocks][kRows / 2],
+                                                   int warp, int g, int c, int group) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int token = row_of(i, c) / group, head = work.kv_head * group + row_of(i, c) % group;
+      if (token >= work.range.q_tokens) continue;
+      const Finish row = finish(rows[i].m, rows[i].l, sink_of(arguments, head));
+      if (warp == 0 && g == 0) write_lse(arguments, work, head, token, row);
+      auto* out = static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int column = 64 * block + 16 * warp + g + 8 * h;
+          if (column < arguments.d_v) out[column] = T(output(o[block][i / 2 * 4 + 2 * h + i % 2], row.factor));
+        }
+      }
+    }
+  }
+
+  // A saved state: kRows x kDv accumulators, then kRows x (m, l).
+  static constexpr int kStateFloats = kRows * (kDv + 2);
+  __device__ __forceinline__ static float* state_of(const Arguments& arguments, const Work& work, int ordinal) {
+    const std::int64_t row = std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
+    return arguments.states + (row * arguments.max_segments + ordinal) * kStateFloats;
+  }
+
+  __device__ __forceinline__ static void save(const Arguments& arguments, const Work& work,
+                                              const RowSum (&rows)[kColumns], const float (&o)[kBlocks][kRows / 2], int warp,
+                                              int g, int c) {
+    float* state = state_of(arguments, work, work.ordinal);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int row = row_of(i, c);
+      if (warp == 0 && g == 0) {
+        __stcg(reinterpret_cast<float2*>(state + kRows * kDv) + row, make_float2(rows[i].m, rows[i].l));
+      }
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          __stcg(state + row * kDv + 64 * block + 16 * warp + g + 8 * h, o[block][i / 2 * 4 + 2 * h + i % 2]);
+        }
+      }
+    }
+  }
+
+  /// Counts this CTA's segments of a shared row; the last CTA folds them all. The counter returns to 0.
+  __device__ __forceinline__ static void arrive(const Arguments& arguments, Shared& shared, const Work& work, int thread,
+                                                int group) {
+    __threadfence();
+    named_barrier_sync(1, kConsumers);
+    if (thread == 0) {
+      std::uint32_t* counter = arguments.counters + 2 + std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
+      const int arrived = static_cast<int>(atomicAdd(counter, static_cast<std::uint32_t>(work.here))) + work.here;
+      if (arrived == work.segments) atomicExch(counter, 0u);
+      __threadfence();
+      shared.arrived = arrived;
+    }
+    named_barrier_sync(1, kConsumers);
+    if (shared.arrived == work.segments) combine(arguments, shared, work, thread, group);
+  }
+
+  /// Folds the saved states of a row in ascending order and finishes it, sixteen segments at a time: their maxima and factors in
+  /// parallel, so that only one multiply-add per segment is serial. A thread owns four columns of some rows.
+  __device__ static void combine(const Arguments& arguments, Shared& shared, const Work& work, int thread, int group) {
+    constexpr int kAtOnce = 16;
+    constexpr int kQuads = kDv / 4;
+    constexpr int kItems = (kRows * kQuads + kConsumers - 1) / kConsumers;
+    constexpr int kLoads = kItems > 4 ? 4 : kAtOnce;  // in flight per thread, as registers allow
+    struct Factors {
+      float a, b;
+      float l;  // the segment's l times b
+      float unused;
+    };
+    static_assert(sizeof(Factors[kRows][kAtOnce]) <= sizeof(shared.p), "factors lie where probabilities lay");
+    auto& factors = *reinterpret_cast<Factors(*)[kRows][kAtOnce]>(&shared.p);
+    const float* states = state_of(arguments, work, 0);
+    const int rows = min(work.range.q_tokens * group, kRows);
+    float4 o[kItems];
+    float l[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), l[i] = 0.0f;
+    if (thread < kRows) shared.rows[thread].m = negative_infinity();
+    named_barrier_sync(1, kConsumers);
+
+    for (int base = 0; base < work.segments; base += kAtOnce) {
+      const int here = min(work.segments - base, kAtOnce);
+      // Half a warp per row, a lane per segment.
+      const int k = thread % kAtOnce;
+#pragma unroll
+      for (int row = thread / kAtOnce; row < kRows; row += kConsumers / kAtOnce) {
+        float2 sum = make_float2(negative_infinity(), 0.0f);
+        if (k < here && row < rows) {
+          sum = __ldcg(reinterpret_cast<const float2*>(states + std::int64_t{base + k} * kStateFloats + kRows * kDv) + row);
+        }
+        const float before = shared.rows[row].m;
+        float m = sum.x;
+#pragma unroll
+        for (int step = 1; step < kAtOnce; step *= 2) {
+          const float other = __shfl_up_sync(0xffffffffu, m, step, kAtOnce);
+          if (k >= step) m = fmaxf(m, other);
+        }
+        float m_total = __shfl_up_sync(0xffffffffu, m, 1, kAtOnce);
+        m_total = k == 0 ? before : fmaxf(before, m_total);
+        const Fold fold = fold_of(m_total, sum.x);
+        factors[row][k] = {fold.a, fold.b, __fmul_rn(sum.y, fold.b), 0.0f};
+        if (k == kAtOnce - 1) shared.rows[row].m = fold.m;
+      }
+      named_barrier_sync(1, kConsumers);
+#pragma unroll
+      for (int i = 0; i < kItems; ++i) {
+        const int row = (i * kConsumers + thread) / kQuads, quad = (i * kConsumers + thread) % kQuads;
+        if (row >= rows) continue;
+        const auto* part = reinterpret_cast<const float4*>(states + base * std::int64_t{kStateFloats} + row * kDv) + quad;
+#pragma unroll
+        for (int first = 0; first < kAtOnce; first += kLoads) {
+          float4 parts[kLoads];
+#pragma unroll
+          for (int n = 0; n < kLoads; ++n) {
+            if (first + n < here) parts[n] = __ldcg(part + (first + n) * (kStateFloats / 4));
+          }
+#pragma unroll
+          for (int n = 0; n < kLoads; ++n) {
+            if (first + n >= here) continue;
+            const Factors f = factors[row][first + n];
+            const Fold fold{0.0f, f.a, f.b};
+            l[i] = __fmaf_rn(l[i], f.a, f.l);
+            o[i] = make_float4(folded(fold, o[i].x, parts[n].x), folded(fold, o[i].y, parts[n].y),
+                               folded(fold, o[i].z, parts[n].z), folded(fold, o[i].w, parts[n].w));
+          }
+        }
+      }
+      named_barrier_sync(1, kConsumers);
+    }
+
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int row = (i * kConsumers + thread) / kQuads, quad = (i * kConsumers + thread) % kQuads;
+      if (row >= rows) continue;
+      const int token = row / group, head = work.kv_head * group + row % group;
+      const Finish end = finish(shared.rows[row].m, l[i], sink_of(arguments, head));
+      if (quad == 0) write_lse(arguments, work, head, token, end);
+      if (quad * 4 < arguments.d_v) {
+        auto* out = static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
+        *reinterpret_cast<uint2*>(out + quad * 4) =
+            make_uint2(pack<T>(output(o[i].x, end.factor), output(o[i].y, end.factor)),
+                       pack<T>(output(o[i].z, end.factor), output(o[i].w, end.factor)));
+      }
+    }
+  }
+  static_assert(kStateFloats % 4 == 0, "states are read sixteen bytes at a time");
+};
+
+template <typename T, int kDqk, int kDv, int kRows, bool kCap>
+__global__ void __launch_bounds__((Decode<T, kDqk, kDv, kRows, kCap>::kThreads), (Decode<T, kDqk, kDv, kRows, kCap>::kCtasPerSm))
+    decode_kernel(const __grid_constant__ Arguments arguments, const __grid_constant__ CUtensorMap q_map,
+                  const __grid_constant__ CUtensorMap q_sink_map, const __grid_constant__ CUtensorMap k_map,
+                  const __grid_constant__ CUtensorMap v_map) {
+  using D = Decode<T, kDqk, kDv, kRows, kCap>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename D::Shared*>(memory);
+  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == D::kConsumers) {
+    tma_prefetch_map(&q_map);
+    tma_prefetch_map(&k_map);
+    tma_prefetch_map(&v_map);
+    constexpr int kWarps = D::kConsumers / 32;
+    for (int slot = 0; slot < D::kSlots; ++slot) {
+      barrier_init(&shared.full[slot], 1);
+      barrier_init(&shared.empty[slot], kWarps);
+    }
+    barrier_init(&shared.q_full, 1);
+    barrier_init(&shared.q_empty, kWarps);
+    for (int slot = 0; slot < 2; ++slot) {
+      barrier_init(&shared.work_full[slot], 1);
+      barrier_init(&shared.work_empty[slot], kWarps);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (warp == D::kConsumers / 32) {
+    D::feed(arguments, q_map, q_sink_map, k_map, v_map, shared, static_cast<int>(threadIdx.x) % 32);
+  } else {
+    D::consume(arguments, shared);
+  }
+}
+
+template <typename T, int kDqk, int kDv, int kRows, bool kCap>
+Instance decode_instance() {
+  using D = Decode<T, kDqk, kDv, kRows, kCap>;
+  return {reinterpret_cast<const void*>(&decode_kernel<T, kDqk, kDv, kRows, kCap>), D::kThreads,
+          static_cast<int>(sizeof(typename D::Shared)), kRows};
+}
+
+}  // namespace basin::attention::sm90

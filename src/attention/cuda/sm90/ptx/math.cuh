@@ -1,0 +1,58 @@
+// Single instructions of the arithmetic, with their rounding spelled out.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace basin::attention::sm90 {
+
+/// 2^x on the special-function unit: relative error below 2^-22, -inf gives +0, results below 2^-126 give 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// log2(x) on the special-function unit: absolute error below 2^-22 near 1, relative 2^-22 elsewhere.
+__device__ __forceinline__ float log2_fast(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 1 / x: relative error below 2^-23, 1 / inf is 0.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// `count` one bits from bit `first` up; bits beyond 31 fall away.
+__device__ __forceinline__ std::uint32_t bit_range(int first, int count) {
+  std::uint32_t mask;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(mask) : "r"(first), "r"(count));
+  return mask;
+}
+
+/// Rounds two floats to nearest even; `low` lies in the lower half.
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  std::uint32_t bits;
+  if constexpr (sizeof(T) == sizeof(__nv_bfloat16) && __is_same(T, __nv_bfloat16)) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  }
+  return bits;
+}
+
+/// Adds one to a counter in global memory with release and acquire order over the whole device; returns the old value.
+__device__ __forceinline__ std::uint32_t counter_next(std::uint32_t* counter) {
+  std::uint32_t old;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(counter) : "memory");
+  return old;
+}
+
+}  // namespace basin::attention::sm90
