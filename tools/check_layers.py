@@ -20,6 +20,7 @@ ALLOWED = {
     "attention/words": VOCABULARY,      # spec, mask, softmax_state
     "attention/reference": VOCABULARY,  # and spec.h alone of the words, below
     "attention/cpu": LEAF,
+    "attention/cuda": LEAF,
     "attention": ATTENTION,             # support, attention
     "ops": VOCABULARY,
     "kv": LEAF,
@@ -41,7 +42,7 @@ def layer(path):
     module = parts[0]
     if module == "attention":
         stem = parts[1].split(".")[0]
-        if len(parts) > 2 or stem in {"reference", "cpu"}:
+        if len(parts) > 2 or stem in {"reference", "cpu", "cuda"}:
             module = f"attention/{stem}"
         elif stem in WORDS:
             module = "attention/words"

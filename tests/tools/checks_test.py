@@ -35,7 +35,8 @@ class Layers(Folder):
         for path, include in [("src/ops/a.cc", "ops/b.h"), ("src/kv/a.cc", "basin/attention/spec.h"),
                               ("src/models/a.cc", "weights/gguf.h"), ("src/cli/a.cc", "engine/stream.h"),
                               ("include/basin/attention/mask.h", "basin/attention/spec.h"),
-                              ("src/attention/reference/forward.cc", "basin/attention/spec.h")]:
+                              ("src/attention/reference/forward.cc", "basin/attention/spec.h"),
+                              ("src/attention/cuda/sm90/a.cuh", "attention/cuda/sm90/b.cuh")]:
             self.assertEqual(self.complaints(path, include), [], (path, include))
 
     def test_higher_layers_and_siblings_may_not(self):
@@ -45,6 +46,8 @@ class Layers(Folder):
                               ("src/engine/a.cc", "cli/args.h"), ("src/models/a.cc", "engine/stream.h"),
                               ("src/attention/cpu/a.cc", "attention/reference/rows.h"),
                               ("src/attention/reference/a.cc", "attention/cpu/lanes.h"),
+                              ("src/attention/cuda/sm90/a.cuh", "basin/attention/cpu.h"),
+                              ("src/attention/cpu/a.cc", "basin/attention/cuda.h"),
                               ("src/attention/reference/a.cc", "basin/attention/mask.h"),
                               ("include/basin/attention/spec.h", "basin/attention/cpu.h")]:
             with self.subTest(path=path, include=include):

@@ -44,15 +44,17 @@ struct Forward {
 };
 
 /// Empty when this backend can run the problem, else one sentence: what was asked for and what exists. Looks at host data only.
+/// Throws Error(invalid_argument), naming the field and the values, when the problem contradicts itself; so do the others.
 std::string supported(const Forward& problem);
 
-/// Device memory that `forward` needs beside its tensors. Depends on the upper bounds only.
+/// Device memory that `forward` needs beside its tensors. Depends on shapes and upper bounds only, and grows with them.
 std::size_t workspace_bytes(const Forward& problem);
 
 /// Launches on `stream`. `workspace` (16-byte aligned) must hold workspace_bytes and be zero before its first use; every launch
 /// leaves it ready for the next, also of another problem. Launches that may run at the same time need a workspace each.
 /// Throws Error(unsupported) with the text of `supported`, Error(invalid_argument) for a workspace that is too small, and
-/// Error(internal) for what CUDA reports; nothing has been launched then.
+/// Error(internal) for what CUDA reports; nothing has been launched then. CUDA loads a kernel when it is first launched on a
+/// device: do that once before a capture.
 void forward(const Forward& problem, void* workspace, std::size_t bytes, CUstream_st* stream);
 
 }  // namespace basin::attention::cuda

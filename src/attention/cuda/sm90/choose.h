@@ -20,20 +20,51 @@ struct Shape {
   bool softcap = false;
 };
 
+/// Head sizes that are compiled, and what they were compiled for.
+struct HeadSizes {
+  int d_qk;
+  int d_v;
+  int tile_keys;
+  int segment_keys;
+  int prefill_rows;
+  int decode_rows;  // the most that one decode CTA holds
+};
+
+/// All of them, ascending: one row for each size under instances/. A problem runs on the first that holds both of its own; the
+/// copy engine fills the rest with zeros. choose_check.cu holds the numbers to those of the kernels.
+inline constexpr HeadSizes kHeadSizes[] = {
+    {.d_qk = 64, .d_v = 64, .tile_keys = 128, .segment_keys = 1024, .prefill_rows = 192, .decode_rows = 64},
+    {.d_qk = 128, .d_v = 128, .tile_keys = 128, .segment_keys = 1024, .prefill_rows = 128, .decode_rows = 32},
+};
+
+/// Null when none holds (d_qk, d_v).
+const HeadSizes* find_head_sizes(std::int64_t d_qk, std::int64_t d_v);
+
+/// Query rows that one decode CTA may hold (query tokens times query heads of a group), up to decode_rows of the head size.
+inline constexpr int kDecodeRows[] = {8, 16, 32, 64};
+/// Decode kernels up to this many rows also hold the second query of in-cache positions.
+inline constexpr int kMaxSecondQueryRows = 16;
+
+/// Counters at the start of the workspace: two of prefill, then one of decode for each (sequence, key head).
+inline constexpr std::int64_t kCounters = 65536;
+inline constexpr std::int64_t kPrefillCounters = 2;
+
 enum class Path { prefill, decode };
 
 struct Plan {
   Path path = Path::prefill;
   int d_qk = 0;  // of the instance; at least the problem's
   int d_v = 0;
-  int rows = 0;           // query rows of a CTA
-  int ctas = 0;           // grid, at most
-  std::int64_t segments = 0;      // decode: of one row, at most
-  std::size_t counter_bytes = 0;  // the part of the workspace that starts as zero
-  std::size_t workspace_bytes = 0;
+  int tile_keys = 0;
+  int rows = 0;                     // query rows of a CTA
+  std::int64_t units = 0;           // pieces of work, at most
+  int ctas = 0;                     // grid
+  std::int64_t segments = 0;        // decode: of one row, at most
+  std::size_t counter_bytes = 0;    // the part of the workspace that starts as zero
+  std::size_t workspace_bytes = 0;  // does not depend on the device
 };
 
-/// The plan for a supported shape on a device with `multiprocessors` SMs.
+/// The plan for a shape whose head sizes exist, on a device with `multiprocessors` SMs.
 Plan plan(const Shape& shape, int multiprocessors);
 
 }  // namespace basin::attention::sm90

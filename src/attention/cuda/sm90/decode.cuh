@@ -31,6 +31,7 @@ struct Decode {
   static constexpr int kSlots = 96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) - (kRows == 64 ? 2 : 0);
   static constexpr int kColumns = kRows / 4;         // query rows whose scores one thread holds
   static constexpr int kBlocks = kDv / 64;           // blocks of 64 output columns
+  static constexpr bool kFolds = kRows <= 32;        // registers hold a running total beside the segment
   static constexpr int kSums = kRows >= 16 ? kRows / 16 : 1;  // running sums of l that one thread owns
 
   /// One unit of work: a segment of the keys of one (sequence, key head).
@@ -216,7 +217,7 @@ struct Decode {
     if (i > 0 && tiles_below(work.walk, segment_of(work.walk, i) * kSegmentTiles) < i) {
       i = tiles_below(work.walk, (segment_of(work.walk, i) + 1) * kSegmentTiles);
     }
-    work.whole = i == 0 && row + last_start < end;
+    work.whole = kFolds && i == 0 && row + last_start < end;
     work.here = 0;
     while (i < tiles && row + i < end) {
       const int segment = count > 0 ? segment_of(work.walk, i) : 0;
@@ -335,13 +336,16 @@ struct Decode {
     float o[kBlocks][kRows / 2];
     float total[kBlocks][kRows / 2];
     RowSum total_rows[kColumns];
+    const auto forget = [&] {
 #pragma unroll
-    for (int i = 0; i < kRows / 2; ++i) {
+      for (int i = 0; i < kRows / 2; ++i) {
 #pragma unroll
-      for (int block = 0; block < kBlocks; ++block) o[block][i] = total[block][i] = 0.0f;
-    }
+        for (int block = 0; block < kBlocks; ++block) o[block][i] = total[block][i] = 0.0f;
+      }
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) total_rows[i] = {negative_infinity(), 0.0f};
+      for (int i = 0; i < kColumns; ++i) total_rows[i] = {negative_infinity(), 0.0f};
+    };
+    forget();
 
     for (int turn = 0;; ++turn) {
       const int slot = turn % 2;
@@ -521,7 +525,7 @@ struct Decode {
       RowSum done[kColumns];
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) done[i] = shared.rows[row_of(i, c)];
-      if (!work.whole) {
+      if (!kFolds || !work.whole) {
         save(arguments, work, done, o, warp, g, c);
       } else {
         fold(total_rows, total, done, o, work.first_here);
@@ -529,7 +533,10 @@ struct Decode {
       }
       if (work.last_here) {
         if (lane == 0) barrier_arrive(&shared.q_empty);
-        if (!work.whole) arrive(arguments, shared, work, thread, group);
+        if (!kFolds || !work.whole) {
+          arrive(arguments, shared, work, thread, group);
+          forget();  // so that no register is held for them through `arrive`
+        }
       }
       sync();  // shared.rows may be written again
       if (lane == 0) barrier_arrive(&shared.work_empty[slot]);

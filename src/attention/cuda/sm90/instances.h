@@ -1,5 +1,8 @@
-// The kernels that exist, one source file each under instances/. Adding one: a file there, a row in choose.cc, a row in the tests.
+// The kernels that exist, one source file each under instances/. Adding one: a file there, its line in instances.cc and in
+// CMakeLists.txt, a row in choose.h, a row in the tests.
 #pragma once
+
+#include "attention/cuda/sm90/choose.h"
 
 namespace basin::attention::sm90 {
 
@@ -18,5 +21,8 @@ Instance prefill_instance();
 /// Attention of a few query rows over segments of the keys: decode.cuh. kRows rows of one group of query heads.
 template <typename T, int kDqk, int kDv, int kRows, bool kCap>
 Instance decode_instance();
+
+/// The kernel of a plan for tensors of `dtype` (bf16 or f16).
+Instance find_instance(const Plan& plan, DType dtype, bool softcap);
 
 }  // namespace basin::attention::sm90

@@ -16,9 +16,11 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+  if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                       &found) != cudaSuccess ||
       found != cudaDriverEntryPointSuccess) {
-    throw Error(ErrorCode::unsupported, "the CUDA driver has no tensor maps", "install a driver for CUDA 12 or later");
+    throw Error(ErrorCode::unsupported, "the CUDA driver has no tensor maps",
+                "install a driver for CUDA 12 or later");
   }
   return reinterpret_cast<Encode>(function);
 }
@@ -29,32 +31,35 @@ CUtensorMap tensor_map(const ConstView& view, int tokens, int heads, const void*
   static const Encode encode = find_encode();
   const std::size_t column = static_cast<std::size_t>(view.rank) - 1, head = column - 1, token = column - 2;
   const bool paged = view.rank == 4;
-  constexpr std::int64_t kMinimumStride = 16;  // bytes; strides of extents of 1 may be anything, and 0 is refused
-  const auto bytes = [&](std::size_t i) {
-    return static_cast<cuuint64_t>(std::max(view.stride[i] * block_bytes(view.dtype), kMinimumStride));
-  };
-  const auto extent = [&](std::int64_t n) { return static_cast<cuuint64_t>(std::max<std::int64_t>(n, 1)); };
-  const cuuint64_t shape[4] = {extent(view.shape[column]), extent(view.shape[head]), extent(view.shape[token]),
-                               extent(paged ? view.shape[0] : 1)};
-  const cuuint64_t strides[3] = {bytes(head), bytes(token), paged ? bytes(0) : cuuint64_t{kMinimumStride}};
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(heads), static_cast<cuuint32_t>(tokens), 1};
-  const cuuint32_t steps[4] = {1, 1, 1, 1};
   bool empty = false;
   for (int i = 0; i < view.rank; ++i) empty = empty || view.shape[static_cast<std::size_t>(i)] == 0;
+  // The stride of a single element may be anything at all, but the driver looks at it.
+  constexpr std::int64_t kAnyStride = 16;
+  const auto bytes = [&](std::size_t i) {
+    return static_cast<cuuint64_t>(empty || view.shape[i] == 1 ? kAnyStride
+                                                               : view.stride[i] * block_bytes(view.dtype));
+  };
+  const auto extent = [&](std::int64_t n) { return static_cast<cuuint64_t>(std::max<std::int64_t>(n, 1)); };
+  const cuuint64_t shape[4] = {extent(view.shape[column]), extent(view.shape[head]),
+                               extent(view.shape[token]), extent(paged ? view.shape[0] : 1)};
+  const cuuint64_t strides[3] = {bytes(head), bytes(token), paged ? bytes(0) : cuuint64_t{kAnyStride}};
+  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(heads), static_cast<cuuint32_t>(tokens), 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
   void* base = const_cast<void*>(empty ? placeholder : view.data);
   // A row narrower than 256 bytes must not pull its neighbour's bytes into the L2: another CTA reads those, too late.
   const auto promotion = view.shape[column] > 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
-  const CUresult result =
-      encode(&map, view.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, base,
-             shape, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      &map, view.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+      base, shape, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::internal,
-                fmt::format("the CUDA driver refused a tensor map (error {}): shape [{}, {}, {}, {}], strides [{}, {}, {}] bytes, "
+                fmt::format("the CUDA driver refused a tensor map (error {}): shape [{}, {}, {}, {}], "
+                            "strides [{}, {}, {}] bytes, "
                             "box [{}, {}, 64]",
-                            static_cast<int>(result), shape[3], shape[2], shape[1], shape[0], strides[2], strides[1], strides[0],
-                            tokens, heads));
+                            static_cast<int>(result), shape[3], shape[2], shape[1], shape[0], strides[2],
+                            strides[1], strides[0], tokens, heads));
   }
   return map;
 }

@@ -1,0 +1,154 @@
+#include "attention/cuda/check.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "basin/base/error.h"
+
+namespace basin::attention::cuda {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, what);
+}
+
+std::string shape_text(const ConstView& view) {
+  std::string text;
+  for (int i = 0; i < view.rank; ++i)
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", view.shape[static_cast<std::size_t>(i)]);
+  return "[" + text + "]";
+}
+
+bool is_empty(const ConstView& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[static_cast<std::size_t>(i)] == 0) return true;
+  }
+  return false;
+}
+
+void check_spec(const Spec& spec) {
+  if (!std::isfinite(spec.scale)) refuse(fmt::format("scale is {}; it must be finite", spec.scale));
+  if (!std::isfinite(spec.softcap) || spec.softcap < 0)
+    refuse(fmt::format("softcap is {}; it must be 0 (off) or positive", spec.softcap));
+  if (spec.mask.window < 0)
+    refuse(
+        fmt::format("window is {}; it counts visible keys including self, 0 = unlimited", spec.mask.window));
+  if (spec.mask.window_right < -1)
+    refuse(fmt::format("window_right is {}; allowed are -1 (unlimited), 0, 1, ...", spec.mask.window_right));
+  if (spec.mask.sink_tokens < 0)
+    refuse(fmt::format("sink_tokens is {}; it must be 0 or more", spec.mask.sink_tokens));
+}
+
+void check_view(const char* what, const ConstView& view, int rank) {
+  if (view.rank != rank) {
+    refuse(fmt::format("{} has {} dimensions {}; needed are {}", what, view.rank, shape_text(view), rank));
+  }
+  for (int i = 0; i < rank; ++i) {
+    const auto axis = static_cast<std::size_t>(i);
+    if (view.shape[axis] < 0) refuse(fmt::format("{} has a negative extent: {}", what, shape_text(view)));
+    if (view.stride[axis] < 0) {
+      refuse(fmt::format("{} has stride {} in dimension {}; strides must be 0 or more", what,
+                         view.stride[axis], i));
+    }
+  }
+  const auto last = static_cast<std::size_t>(rank - 1);
+  if (view.stride[last] != 1 && view.shape[last] > 1) {
+    refuse(
+        fmt::format("{} has stride {} in its last dimension; it must be dense (1)", what, view.stride[last]));
+  }
+  if (!is_empty(view) && view.data == nullptr)
+    refuse(fmt::format("{} of shape {} has no data", what, shape_text(view)));
+}
+
+// Every extent but the last.
+void check_same_rows(const char* a_name, const ConstView& a, const char* b_name, const ConstView& b) {
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(a.rank); ++i) {
+    if (a.shape[i] != b.shape[i]) {
+      refuse(fmt::format("{} {} and {} {} differ in more than the head size", a_name, shape_text(a), b_name,
+                         shape_text(b)));
+    }
+  }
+}
+
+void check_queries(const Forward& p) {
+  const bool dense = p.q_begin == nullptr;
+  const int rank = dense ? 4 : 3;
+  check_view("q", p.q, rank);
+  if (p.q_sink) {
+    check_view("q_sink", p.q_sink, rank);
+    check_same_rows("q_sink", p.q_sink, "q", p.q);
+    if (p.q_sink.shape[static_cast<std::size_t>(rank - 1)] != p.q.shape[static_cast<std::size_t>(rank - 1)])
+      refuse(
+          fmt::format("q_sink {} and q {} must have the same shape", shape_text(p.q_sink), shape_text(p.q)));
+  }
+  check_view("out", p.out, rank);
+  check_same_rows("out", p.out, "q", p.q);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
+    if (p.out.stride[i] == 0 && p.out.shape[i] > 1)
+      refuse(fmt::format("out has stride 0 in dimension {}: its elements would overlap", i));
+  }
+  if (p.max_q_tokens < 0) refuse(fmt::format("max_q_tokens is {}; it must be 0 or more", p.max_q_tokens));
+  if (!dense) return;
+  if (p.q.shape[0] != p.batch)
+    refuse(fmt::format("q {} without q_begin holds {} sequences; batch is {}", shape_text(p.q), p.q.shape[0],
+                       p.batch));
+  if (p.q.shape[1] != p.max_q_tokens)
+    refuse(fmt::format("q {} without q_begin has {} tokens for each sequence; max_q_tokens is {}",
+                       shape_text(p.q), p.q.shape[1], p.max_q_tokens));
+}
+
+void check_keys(const Forward& p) {
+  const bool paged = p.page_table != nullptr, ragged = p.kv_begin != nullptr;
+  if (paged && ragged) refuse("page_table and kv_begin are both given: keys are either paged or ragged");
+  const int rank = ragged ? 3 : 4;
+  check_view("k", p.k, rank);
+  check_view("v", p.v, rank);
+  check_same_rows("k", p.k, "v", p.v);
+  if (p.max_kv_tokens < 0) refuse(fmt::format("max_kv_tokens is {}; it must be 0 or more", p.max_kv_tokens));
+  if (paged) {
+    if (p.kv_tokens == nullptr) refuse("kv_tokens is missing; paged keys need it");
+    if (p.k.shape[1] < 1) refuse(fmt::format("k {} has pages without tokens", shape_text(p.k)));
+    if (p.page_table_stride < 0)
+      refuse(fmt::format("page_table_stride is {}; it must be 0 or more", p.page_table_stride));
+    const std::int64_t pages = p.max_kv_tokens / p.k.shape[1] + (p.max_kv_tokens % p.k.shape[1] != 0);
+    if (pages > p.page_table_stride) {
+      refuse(fmt::format("page_table_stride is {}; {} tokens on pages of {} need {}", p.page_table_stride,
+                         p.max_kv_tokens, p.k.shape[1], pages));
+    }
+  } else if (!ragged) {
+    if (p.k.shape[0] != p.batch)
+      refuse(fmt::format("k {} without kv_begin or page_table holds {} sequences; batch is {}",
+                         shape_text(p.k), p.k.shape[0], p.batch));
+    // Without kv_tokens every sequence has all of them.
+    if (p.max_kv_tokens > p.k.shape[1] || (p.kv_tokens == nullptr && p.max_kv_tokens != p.k.shape[1]))
+      refuse(
+          fmt::format("k {} without kv_begin or page_table has {} tokens for each sequence; "
+                      "max_kv_tokens is {}",
+                      shape_text(p.k), p.k.shape[1], p.max_kv_tokens));
+  }
+}
+
+}  // namespace
+
+void check(const Forward& p) {
+  check_spec(p.spec);
+  if (p.batch < 1) refuse(fmt::format("batch is {}; it must be 1 or more", p.batch));
+  check_queries(p);
+  check_keys(p);
+  const auto q_heads = static_cast<std::size_t>(p.q.rank - 2),
+             kv_heads = static_cast<std::size_t>(p.k.rank - 2);
+  const std::int64_t h_q = p.q.shape[q_heads], h_kv = p.k.shape[kv_heads];
+  if (h_q < 1 || h_kv < 1 || h_q % h_kv != 0) {
+    refuse(fmt::format(
+        "{} query heads over {} key heads; the first must be a positive multiple of the second", h_q, h_kv));
+  }
+  const std::int64_t d_qk = p.q.shape[q_heads + 1], d_v = p.v.shape[kv_heads + 1];
+  if (p.k.shape[kv_heads + 1] != d_qk)
+    refuse(fmt::format("q {} and k {} have different head sizes", shape_text(p.q), shape_text(p.k)));
+  if (p.out.shape[q_heads + 1] != d_v)
+    refuse(fmt::format("out {} and v {} have different head sizes", shape_text(p.out), shape_text(p.v)));
+  if (d_qk < 1 || d_v < 1) refuse("head sizes must be at least 1");
+}
+
+}  // namespace basin::attention::cuda

@@ -1,0 +1,68 @@
+#include "attention/cuda/sm90/choose.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace basin::attention::sm90 {
+namespace {
+
+constexpr int kDecodeCtasPerMultiprocessor = 2;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Never wraps: absurd upper bounds give an absurd size, which is refused.
+std::int64_t product(std::int64_t a, std::int64_t b) {
+  std::int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
+}
+
+int grid(std::int64_t units, std::int64_t most) {
+  return static_cast<int>(std::clamp<std::int64_t>(units, 1, most));
+}
+
+}  // namespace
+
+const HeadSizes* find_head_sizes(std::int64_t d_qk, std::int64_t d_v) {
+  const auto* found = std::find_if(std::begin(kHeadSizes), std::end(kHeadSizes), [&](const HeadSizes& sizes) {
+    return d_qk <= sizes.d_qk && d_v <= sizes.d_v;
+  });
+  return found == std::end(kHeadSizes) ? nullptr : found;
+}
+
+Plan plan(const Shape& shape, int multiprocessors) {
+  const HeadSizes& sizes = *find_head_sizes(shape.d_qk, shape.d_v);
+  const std::int64_t q_tokens = std::max<std::int64_t>(shape.max_q_tokens, 1);
+  const std::int64_t group = shape.h_q / shape.h_kv;
+  Plan plan;
+  plan.d_qk = sizes.d_qk;
+  plan.d_v = sizes.d_v;
+  plan.tile_keys = sizes.tile_keys;
+  plan.counter_bytes = kCounters * sizeof(std::uint32_t);
+  plan.workspace_bytes = plan.counter_bytes;
+  // (Divided, not multiplied: max_q_tokens may be any upper bound.)
+  if (q_tokens > sizes.decode_rows / group) {
+    plan.path = Path::prefill;
+    plan.rows = sizes.prefill_rows;
+    plan.units = product(product(shape.batch, shape.h_q), divide_up(q_tokens, plan.rows));
+    plan.ctas = grid(plan.units, multiprocessors);
+    return plan;
+  }
+  plan.path = Path::decode;
+  plan.rows = *std::find_if(std::begin(kDecodeRows), std::end(kDecodeRows),
+                            [&](int rows) { return q_tokens * group <= rows; });
+  // A row without keys counts as one segment: its output must be written.
+  plan.segments = std::max<std::int64_t>(divide_up(shape.max_kv_tokens, sizes.segment_keys), 1);
+  plan.units = product(product(shape.batch, shape.h_kv), plan.segments);
+  // The kernel deals segments to gangs of h_kv CTAs, one for each key head.
+  const std::int64_t gangs = std::min(std::int64_t{kDecodeCtasPerMultiprocessor} * multiprocessors / shape.h_kv,
+                                      product(shape.batch, plan.segments));
+  plan.ctas = static_cast<int>(std::max<std::int64_t>(gangs, 1) * shape.h_kv);
+  // A saved segment: accumulators, then (m, l), of every row.
+  const std::int64_t state_bytes = std::int64_t{plan.rows} * (plan.d_v + 2) * 4;
+  plan.workspace_bytes += static_cast<std::size_t>(product(plan.units, state_bytes));
+  return plan;
+}
+
+}  // namespace basin::attention::sm90
