@@ -533,7 +533,8 @@ struct Prefill {
       int tile = range == 0 ? 0 : walk.first;
       // A first tile that holds a few sink tokens and nothing else takes one step of keys instead of eight: the others would
       // multiply zeros, and leaving them out changes no bit.
-      const bool narrow = walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys && walk.first > 0 && walk.last > walk.first;
+      const bool narrow = !kCap && walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys && walk.first > 0 &&
+                          walk.last > walk.first;
       if (narrow) {
         const int stage = use % kStages, parity = use / kStages % 2;
         float sinks[kStepKeys / 2];
