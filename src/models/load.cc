@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "basin/base/error.h"
@@ -11,6 +10,7 @@
 #include "models/decoder.h"
 #include "text/tokenizer.h"
 #include "weights/gguf.h"
+#include "weights/json_file.h"
 #include "weights/weights.h"
 
 namespace basin::models {
@@ -32,37 +32,9 @@ const Architecture& find_architecture(const std::string& name, const std::string
               "supported are " + supported_architectures());
 }
 
-nlohmann::json read_json(const fs::path& path) {
-  const weights::MappedFile file(path);
-  if (file.size() > kMaxConfigBytes) {
-    throw Error(ErrorCode::corrupt, fmt::format("{} has {} bytes; a configuration has at most {}",
-                                                path.string(), file.size(), kMaxConfigBytes));
-  }
-  const char* text = reinterpret_cast<const char*>(file.data());
-  // Nesting is limited before a tree is built: nlohmann's destructor is not recursive, but dump() is.
-  int depth = 0;
-  const auto limit = [&](int, nlohmann::json::parse_event_t event, nlohmann::json&) {
-    using Event = nlohmann::json::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start) ++depth;
-    if (event == Event::object_end || event == Event::array_end) --depth;
-    if (depth > 64)
-      throw Error(ErrorCode::corrupt, fmt::format("{} is nested more than 64 levels deep", path.string()));
-    return true;
-  };
-  try {
-    nlohmann::json json = nlohmann::json::parse(text, text + file.size(), limit);
-    if (!json.is_object())
-      throw Error(ErrorCode::corrupt, fmt::format("{} is not a JSON object", path.string()));
-    return json;
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(ErrorCode::corrupt,
-                fmt::format("{} is not JSON: {}", path.string(), std::string(e.what()).substr(0, 200)));
-  }
-}
-
 Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
   const fs::path config_path = directory / "config.json";
-  const nlohmann::json json = read_json(config_path);
+  const nlohmann::json json = weights::read_json_object(config_path, kMaxConfigBytes);
   if (!json.contains("model_type") || !json["model_type"].is_string()) {
     throw Error(ErrorCode::corrupt, fmt::format("{} has no 'model_type'", config_path.string()));
   }

@@ -1,28 +1,23 @@
 // Tokenizer from a directory in the Hugging Face layout.
 #include <fmt/format.h>
 
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "basin/base/error.h"
 #include "text/json_pipeline.h"
 #include "text/state.h"
+#include "weights/json_file.h"
 
 namespace basin::text {
 namespace {
 
 using nlohmann::json;
 
+constexpr std::uint64_t kMaxBytes = 1u << 30;  // far beyond any in use
+
 json read_json(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) throw Error(ErrorCode::io, fmt::format("cannot read '{}'", path.string()));
-  json document = json::parse(in, nullptr, false);
-  if (document.is_discarded())
-    throw Error(ErrorCode::corrupt, fmt::format("'{}' is not valid JSON", path.string()));
-  if (!document.is_object())
-    throw Error(ErrorCode::corrupt, fmt::format("'{}' is not a JSON object", path.string()));
-  return document;
+  return weights::read_json_object(path, kMaxBytes);
 }
 
 json read_optional_json(const std::filesystem::path& path) {

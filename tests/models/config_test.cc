@@ -86,6 +86,17 @@ TEST(ModelConfigRefused, OneClearErrorEach) {
   }
 }
 
+TEST(ModelConfigRefused, AKeyThatStandsTwice) {
+  Checkpoint checkpoint(golden_model("llama"));
+  const auto& folder = checkpoint.write();
+  const std::string config = checkpoint.config.dump();
+  for (const std::string& first :
+       {std::string(R"({"rms_norm_eps": 0.5,)"), std::string(R"({"vocab_size": 320,)")}) {
+    std::ofstream(folder / "config.json") << first << config.substr(1);
+    expect_error(folder, kCorrupt, first.substr(2, first.find(':') - 3) + "' twice");
+  }
+}
+
 TEST(ModelConfigRefused, FilesThatAreNoConfig) {
   Checkpoint checkpoint(golden_model("llama"));
   const auto& folder = checkpoint.write();

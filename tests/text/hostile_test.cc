@@ -87,6 +87,26 @@ TEST(HostileTokenizer, MissingAndBrokenFiles) {
   EXPECT_THAT(tokenizer.stops(), testing::ElementsAre(0, 2, 5));
 }
 
+TEST(HostileTokenizer, AKeyThatStandsTwice) {
+  const Directory directory;
+  const auto load = [&] { Tokenizer::from_directory(directory.path()); };
+  const std::string text = tiny().dump();
+  const auto doubled = [&](const std::string& after, const std::string& entry) {
+    std::string changed = text;
+    return changed.insert(text.find(after) + after.size(), entry);
+  };
+  directory.write("tokenizer.json", doubled(R"("vocab":{)", R"("\u0061":7,)"));
+  expect_error(load, ErrorCode::corrupt, "'a' twice, in 'model.vocab'");
+  directory.write("tokenizer.json", doubled("{", R"("model":{},)"));
+  expect_error(load, ErrorCode::corrupt, "'model' twice");
+  directory.write("tokenizer.json", text);
+  for (const char* file : {"tokenizer_config.json", "generation_config.json"}) {
+    directory.write(file, R"({"eos_token_id": 1, "eos_token_id": 2})");
+    expect_error(load, ErrorCode::corrupt, "'eos_token_id' twice");
+    directory.write(file, "{}");
+  }
+}
+
 TEST(HostileTokenizer, MissingFields) {
   for (const char* key : {"vocab", "merges"}) {
     expect_refused([&](json& d) { d["model"].erase(key); }, ErrorCode::corrupt, key);
