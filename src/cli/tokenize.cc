@@ -19,7 +19,7 @@ text::Tokenizer from_gguf(const std::filesystem::path& path) {
   try {
     return text::Tokenizer::from_gguf(file);
   } catch (const Error& error) {  // which knows the metadata, not the file
-    throw Error(error.code(), fmt::format("{}: {}", path.string(), error.what()), error.hint());
+    throw error.in(path.string());
   }
 }
 

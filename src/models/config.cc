@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -109,6 +108,11 @@ void check_common(const json& config) {
       if (type != "full_attention")
         throw unsupported(fmt::format("layer type {} is not supported by this architecture", shown(type)));
     }
+    const json layers = present(config, "num_hidden_layers") ? config["num_hidden_layers"] : json();
+    if (layers != config["layer_types"].size()) {
+      throw Error(ErrorCode::corrupt, fmt::format("'layer_types' lists {} layers, 'num_hidden_layers' is {}",
+                                                  config["layer_types"].size(), shown(layers)));
+    }
   }
 }
 
@@ -161,6 +165,8 @@ ops::RopeConfig read_rope(const JsonReader& top, std::int64_t d_head, std::int64
     rope.beta_slow = in.number_or("beta_slow", 1.0);
     rope.truncate = in.flag_or("truncate", true);
     rope.attention_factor = in.number_or("attention_factor", 0.0);
+    if (rope.attention_factor == 0 && present(section, "attention_factor"))
+      throw Error(ErrorCode::corrupt, fmt::format("{}: 'attention_factor' is 0", in.where()));
     rope.mscale = in.number_or("mscale", 0.0);
     rope.mscale_all_dim = in.number_or("mscale_all_dim", 0.0);
   } else {
@@ -190,8 +196,10 @@ void check_sizes(const ModelConfig& c, const std::string& where) {
     corrupt(fmt::format("an RMS norm epsilon of {}", c.rms_norm_eps));
   if (static_cast<std::int64_t>(c.layers.size()) > kMaxLayers)
     corrupt(fmt::format("{} layers; at most {} are allowed", c.layers.size(), kMaxLayers));
-  for (const double value : {c.rope.theta, c.rope.factor}) {
-    if (!(value > 0) || !std::isfinite(value)) corrupt(fmt::format("a rope theta or factor of {}", value));
+  try {
+    static_cast<void>(ops::Rope(c.rope, c.rope_layout));
+  } catch (const Error& error) {
+    corrupt(error.what());
   }
 }
 
@@ -301,8 +309,12 @@ void refuse_true(const json& config, const char* key) {
 }
 
 ModelConfig read_hf_config(const json& config, const Architecture& architecture, const std::string& where) {
-  check_common(config);
-  architecture.check_config(config);
+  try {
+    check_common(config);
+    architecture.check_config(config);
+  } catch (const Error& error) {
+    throw error.in(where);
+  }
   const JsonReader in(config, where);
   ModelConfig c;
   c.architecture = architecture.name;

@@ -90,8 +90,8 @@ class Decoder : public Model {
       if (copy.dtype != head_.dtype ||
           std::memcmp(copy.data, head_.data, static_cast<std::size_t>(copy.row_bytes() * copy.outputs)) !=
               0) {
-        throw Error(ErrorCode::corrupt, fmt::format("embeddings are tied, but '{}' differs from '{}'",
-                                                    names.head, names.embedding));
+        throw Error(ErrorCode::corrupt, fmt::format("{}: embeddings are tied, but '{}' differs from '{}'",
+                                                    tensors.where(), names.head, names.embedding));
       }
     }
     for (std::size_t i = 0; i < c.layers.size(); ++i) {

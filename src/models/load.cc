@@ -84,7 +84,11 @@ Loaded load_gguf(const fs::path& path) {
   ModelConfig config = read_gguf_config(*file, architecture, path.string());
   Loaded loaded;
   if (file->metadata.contains("tokenizer.ggml.model")) {
-    loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_gguf(*file));
+    try {
+      loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_gguf(*file));
+    } catch (const Error& error) {  // which knows the metadata, not the file
+      throw error.in(path.string());
+    }
     if (loaded.tokenizer->vocabulary() > config.vocabulary) {
       throw Error(ErrorCode::corrupt,
                   fmt::format("{}: the tokenizer has {} tokens and the model {}", path.string(),

@@ -19,6 +19,7 @@ class TensorTable {
   TensorTable(const std::map<std::string, weights::Tensor>& tensors, std::string where)
       : tensors_(tensors), where_(std::move(where)) {}
 
+  const std::string& where() const { return where_; }
   bool has(const std::string& name) const { return tensors_.contains(name); }
 
   /// A matrix [outputs, inputs] that stays in its stored form. Throws Error(corrupt | unsupported).

@@ -18,11 +18,12 @@ void check(const RopeConfig& c) {
   const auto refuse = [](const std::string& what) { throw Error(ErrorCode::invalid_argument, what); };
   if (c.rotary_dim < 2 || c.rotary_dim % 2 != 0)
     refuse(fmt::format("rotary_dim is {}; it must be even and positive", c.rotary_dim));
-  if (!(c.theta > 0) || !std::isfinite(c.theta))
-    refuse(fmt::format("rope theta is {}; it must be positive", c.theta));
+  // With a theta of 1 all pairs turn alike, and yarn divides by its logarithm.
+  if (!(c.theta > 1) || !std::isfinite(c.theta))
+    refuse(fmt::format("rope theta is {}; it must be above 1", c.theta));
   if (c.type == RopeType::standard) return;
-  if (!(c.factor > 0) || !std::isfinite(c.factor))
-    refuse(fmt::format("rope factor is {}; it must be positive", c.factor));
+  if (!(c.factor >= 1) || !std::isfinite(c.factor))
+    refuse(fmt::format("rope factor is {}; it must be 1 or more", c.factor));
   if (c.type == RopeType::linear) return;
   if (c.original_context < 1)
     refuse(fmt::format("rope original context is {}; it must be positive", c.original_context));
@@ -60,6 +61,13 @@ std::vector<double> yarn_frequencies(const RopeConfig& c, const std::vector<doub
   }
   low = std::max(low, 0.0);
   high = std::min(high, static_cast<double>(c.rotary_dim - 1));
+  if (!(low <= high)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("rope type yarn finds no pair to interpolate between, with theta {}, original context "
+                    "{}, beta_fast {} and beta_slow {}",
+                    c.theta, c.original_context, c.beta_fast, c.beta_slow));
+  }
   if (low == high) high += 0.001;  // as published: avoids a division by zero
   std::vector<double> result;
   for (std::size_t i = 0; i < plain.size(); ++i) {
@@ -150,6 +158,16 @@ Rope::Rope(const RopeConfig& config, RopeLayout layout) : rotary_dim_(config.rot
                                 attention_factor_));
       }
       break;
+  }
+  // Whatever the formulas above were given: no pair turns backwards, stands still or overtakes plain RoPE's first.
+  for (std::size_t i = 0; i < frequencies_.size(); ++i) {
+    if (!(frequencies_[i] > 0 && frequencies_[i] <= 1)) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format(
+              "rope theta {} and factor {} turn pair {} by {} per token; it must be above 0, at most 1",
+              config.theta, config.factor, i, frequencies_[i]));
+    }
   }
 }
 

@@ -170,10 +170,10 @@ Tokenizer Tokenizer::from_directory(const std::filesystem::path& directory) {
     throw Error(ErrorCode::not_found, fmt::format("'{}' does not exist", path.string()),
                 "the model needs its tokenizer.json beside the weights");
   }
+  const json document = read_json(path);
+  const json config = read_optional_json(directory / "tokenizer_config.json");
+  const json generation = read_optional_json(directory / "generation_config.json");
   try {
-    const json document = read_json(path);
-    const json config = read_optional_json(directory / "tokenizer_config.json");
-    const json generation = read_optional_json(directory / "generation_config.json");
     // `truncation` and `padding` shape batches for other programs and do not change what a text's ids are.
     Definition definition;
     definition.nfc = reads_nfc(member_or_null(document, "normalizer"));
@@ -184,7 +184,9 @@ Tokenizer Tokenizer::from_directory(const std::filesystem::path& directory) {
     read_ends(member_or_null(document, "post_processor"), config, generation, definition);
     return Tokenizer(finish(std::move(definition)));
   } catch (const json::exception& error) {
-    throw Error(ErrorCode::corrupt, fmt::format("'{}': {}", directory.string(), error.what()));
+    throw Error(ErrorCode::corrupt, fmt::format("{}: {}", directory.string(), error.what()));
+  } catch (const Error& error) {  // which knows the member, not the directory
+    throw error.in(directory.string());
   }
 }
 

@@ -48,6 +48,24 @@ const Refusal kRefusals[] = {
     {"llama", R"({"rope_scaling": {"rope_type": "linear", "factor": 2.0}})", kCorrupt, "differ"},
     {"llama", R"({"rope_parameters": {"rope_theta": 0}})", kCorrupt, "theta"},
     {"llama", R"({"rope_parameters": {"rope_theta": "big"}})", kCorrupt, "rope_theta"},
+    {"llama", R"({"rope_parameters": {"rope_theta": 1}})", kCorrupt, "rope theta is 1"},
+    {"llama", R"({"rope_parameters": {"rope_theta": 1e300, "factor": 1e300}})", kCorrupt, "pair"},
+    {"llama", R"({"rope_parameters": {"factor": 0.5}})", kCorrupt, "rope factor is 0.5"},
+    {"llama", R"({"rope_parameters": {"low_freq_factor": 5}})", kCorrupt, "low_freq_factor"},
+    {"llama", R"({"rope_parameters": null, "rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4}})",
+     kCorrupt, "rope theta is 1"},
+    {"llama", R"({"rope_parameters": null, "rope_scaling": {"type": "yarn", "factor": 4,
+                  "original_max_position_embeddings": 1}})",
+     kCorrupt, "original context 1"},
+    {"llama", R"({"rope_parameters": null, "rope_scaling": {"type": "yarn", "factor": 4,
+                  "attention_factor": -1}})",
+     kCorrupt, "attention factor is -1"},
+    {"llama", R"({"rope_parameters": null, "rope_scaling": {"type": "yarn", "factor": 4,
+                  "attention_factor": 0}})",
+     kCorrupt, "'attention_factor' is 0"},
+    {"llama", R"({"layer_types": ["full_attention", "full_attention"]})", kCorrupt, "lists 2 layers"},
+    {"qwen3", R"({"layer_types": []})", kCorrupt, "lists 0 layers"},
+    {"qwen3", R"({"layer_types": "full_attention"})", kCorrupt, "layer_types"},
     {"qwen3", R"({"use_sliding_window": true})", kUnsupported, "use_sliding_window"},
     {"llama", R"({"model_type": "mamba"})", kUnsupported, "mamba"},
     {"llama", R"({"model_type": "mamba2"})", kUnsupported, "llama, qwen3"},
@@ -83,6 +101,7 @@ TEST(ModelConfigRefused, OneClearErrorEach) {
     Checkpoint checkpoint(golden_model(refusal.family));
     checkpoint.config.merge_patch(json::parse(refusal.patch));
     expect_error(checkpoint.write(), refusal.code, refusal.named);
+    expect_error(checkpoint.folder(), refusal.code, checkpoint.folder().string());
   }
 }
 

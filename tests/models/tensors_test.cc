@@ -64,6 +64,7 @@ TEST(ModelTensors, ATiedHeadMayBeStoredTwiceButMustAgree) {
   changed[7] ^= std::byte{1};
   head.data = changed.data();
   expect_error(checkpoint.write(), ErrorCode::corrupt, "lm_head.weight");
+  expect_error(checkpoint.folder(), ErrorCode::corrupt, "model.safetensors: embeddings are tied");
 }
 
 TEST(ModelPath, FormsOfAModel) {

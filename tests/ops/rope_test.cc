@@ -190,6 +190,32 @@ TEST(RopeConfigRefused, NamesTheField) {
   c = config(RopeType::llama3);
   c.low_freq_factor = 5;
   EXPECT_NE(message(c).find("low_freq_factor"), std::string::npos);
+  for (const RopeType type : {RopeType::standard, RopeType::linear, RopeType::llama3, RopeType::yarn}) {
+    for (const double theta : {-1.0, 0.5, 1.0, double{INFINITY}, std::nan("")}) {
+      EXPECT_NE(message(config(type, 32, theta)).find("rope theta"), std::string::npos) << theta;
+    }
+    EXPECT_EQ(message(config(type, 32, 1.5)).find("rope theta"), std::string::npos);
+    if (type == RopeType::standard) continue;
+    for (const double factor : {0.0, 1e-300, 0.99, double{INFINITY}, std::nan("")}) {
+      c = config(type);
+      c.factor = factor;
+      EXPECT_NE(message(c).find("rope factor"), std::string::npos) << factor;
+    }
+  }
+  // Frequencies that vanish: within the bounds each, absurd together.
+  c = config(RopeType::linear, 128, 1e300);
+  c.factor = 1e300;
+  EXPECT_NE(message(c).find("pair"), std::string::npos);
+  // The indices between which yarn interpolates lie on the wrong sides: a theta next to 1, a context below one turn.
+  c = config(RopeType::yarn, 32, 1.0001);
+  c.original_context = 8192;
+  EXPECT_NE(message(c).find("yarn"), std::string::npos);
+  c = config(RopeType::yarn);
+  c.original_context = 1;
+  EXPECT_NE(message(c).find("original context"), std::string::npos);
+  c = config(RopeType::yarn);
+  c.beta_slow = 5e-324;
+  EXPECT_EQ(message(c), "accepted") << "slower than any pair: all are stretched";
   c = config(RopeType::yarn);
   c.original_context = 0;
   EXPECT_NE(message(c).find("original context"), std::string::npos);

@@ -53,7 +53,9 @@ void expect_refused(const std::function<void(json&)>& change, ErrorCode code, co
   change(document);
   const Directory directory;
   directory.write("tokenizer.json", document.dump());
-  expect_error([&] { Tokenizer::from_directory(directory.path()); }, code, message);
+  const auto load = [&] { Tokenizer::from_directory(directory.path()); };
+  expect_error(load, code, message);
+  expect_error(load, code, directory.path().string());
 }
 
 TEST(HostileTokenizer, MissingAndBrokenFiles) {

@@ -27,6 +27,9 @@ class Error : public std::runtime_error {
         std::source_location where = std::source_location::current())
       : std::runtime_error(message), code_(code), hint_(std::move(hint)), where_(where) {}
 
+  /// The same error, said of `where`: a file, for a check that knows the content only.
+  Error in(const std::string& where) const { return Error(code_, where + ": " + what(), hint_, where_); }
+
   ErrorCode code() const { return code_; }
   const std::string& hint() const { return hint_; }
   const std::source_location& where() const { return where_; }
