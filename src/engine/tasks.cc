@@ -76,10 +76,11 @@ Generated generate(Stream& stream, std::span<const std::int32_t> prompt, const G
     last.assign(logits.end() - static_cast<std::ptrdiff_t>(width), logits.end());
     return !cancelled(cancel);
   };
-  // The prompt is fed in slices so that a cancel is seen in time; chunks are the stream's own.
+  // The prompt is fed in slices so that a cancel is seen in time; a pass has as many tokens at most, whatever the
+  // stream's chunks are, which changes no bit.
   const Clock::time_point start = Clock::now();
   stream.check_room(result.prompt_tokens);
-  constexpr std::int64_t kSlice = 2048;
+  constexpr std::int64_t kSlice = 512;
   for (std::int64_t begin = 0; begin < result.prompt_tokens; begin += kSlice) {
     const std::int64_t size = std::min(kSlice, result.prompt_tokens - begin);
     const bool is_last = begin + size == result.prompt_tokens;

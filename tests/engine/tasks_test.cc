@@ -138,7 +138,7 @@ TEST_F(Tasks, SamplingDoesNotDependOnTheSchedule) {
   options.sampling.temperature = 1.5;
   options.sampling.seed = 7;
   std::vector<std::vector<std::int32_t>> runs;
-  for (const std::int64_t chunk : {1, 33, 512}) {
+  for (const std::int64_t chunk : {33, 512, 1 << 20}) {
     StreamOptions stream_options;
     stream_options.chunk_tokens = chunk;
     stream_options.sink_tokens = 4;
@@ -167,6 +167,18 @@ TEST_F(Tasks, GenerationEndsAtTheContextOrWhenCancelled) {
       stream, text(5), options, [&](std::int32_t) { cancel = true; }, {}, &cancel);
   EXPECT_EQ(cancelled.finish_reason, FinishReason::cancelled);
   EXPECT_EQ(cancelled.token_ids.size(), 1u);
+
+  // In the prompt: seen after 512 tokens at the latest, whatever the chunk.
+  for (const std::int64_t chunk : {100, 512, 1 << 20}) {
+    StreamOptions long_chunks;
+    long_chunks.chunk_tokens = chunk;
+    Stream reading(model, long_chunks, pool);
+    cancel = true;
+    EXPECT_EQ(engine::generate(reading, text(2000), options, {}, {}, &cancel).finish_reason,
+              FinishReason::cancelled);
+    EXPECT_LE(reading.lengths().logical_position, 512);
+    EXPECT_EQ(reading.token_history().size(), static_cast<std::size_t>(reading.lengths().logical_position));
+  }
 
   EXPECT_THROW(engine::generate(stream, {}, options, {}, {}, nullptr), Error);
   options.max_tokens = -1;
