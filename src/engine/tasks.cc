@@ -96,14 +96,17 @@ Generated generate(Stream& stream, std::span<const std::int32_t> prompt, const G
   result.prefill_seconds = seconds_since(start);
 
   const Clock::time_point decode_start = Clock::now();
+  ops::SeenTokens seen;
+  seen.add(stream.token_history());
   while (static_cast<std::int64_t>(result.token_ids.size()) < options.max_tokens) {
     const std::int64_t position = stream.lengths().logical_position;
-    const std::int32_t token = ops::sample(last, options.sampling, stream.token_history(), position);
+    const std::int32_t token = ops::sample(last, options.sampling, seen, position);
     if (std::find(options.stops.begin(), options.stops.end(), token) != options.stops.end()) {
       result.finish_reason = FinishReason::stop;
       break;
     }
     result.token_ids.push_back(token);
+    seen.add({&token, 1});
     if (on_token) on_token(token);
     if (cancelled(cancel)) {
       result.finish_reason = FinishReason::cancelled;

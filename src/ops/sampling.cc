@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
 #include "basin/base/error.h"
 
@@ -31,10 +30,9 @@ double uniform(std::uint64_t seed, std::int64_t position) {
   return static_cast<double>(bits >> 11) * 0x1p-53;
 }
 
-void penalise(std::vector<float>& logits, double penalty, std::span<const std::int32_t> history) {
-  const std::unordered_set<std::int32_t> seen(history.begin(), history.end());
-  for (const std::int32_t id : seen) {
-    if (id < 0 || static_cast<std::size_t>(id) >= logits.size()) continue;
+void penalise(std::vector<float>& logits, double penalty, const SeenTokens& seen) {
+  for (const std::int32_t id : seen.ids()) {
+    if (static_cast<std::size_t>(id) >= logits.size()) continue;
     float& x = logits[static_cast<std::size_t>(id)];
     x = static_cast<float>(x > 0 ? static_cast<double>(x) / penalty : static_cast<double>(x) * penalty);
   }
@@ -85,6 +83,17 @@ std::int32_t pick(auto&& candidates, std::size_t count, double left) {
 
 }  // namespace
 
+void SeenTokens::add(std::span<const std::int32_t> tokens) {
+  for (const std::int32_t id : tokens) {
+    if (id < 0) throw Error(ErrorCode::internal, fmt::format("{} is not a token id", id));
+    const auto index = static_cast<std::size_t>(id);
+    if (index >= seen_.size()) seen_.resize(std::max(index + 1, 2 * seen_.size()));
+    if (seen_[index]) continue;
+    seen_[index] = true;
+    ids_.push_back(id);
+  }
+}
+
 void check(const SamplingOptions& o) {
   const auto refuse = [](const char* option, double value, const char* allowed) {
     throw Error(ErrorCode::invalid_argument, fmt::format("{} is {}; allowed is {}", option, value, allowed));
@@ -99,8 +108,8 @@ void check(const SamplingOptions& o) {
   }
 }
 
-std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
-                    std::span<const std::int32_t> history, std::int64_t logical_position) {
+std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, const SeenTokens& seen,
+                    std::int64_t logical_position) {
   check(options);
   if (logits.empty()) throw Error(ErrorCode::internal, "no logits to sample from");
   for (const float x : logits) {
@@ -110,7 +119,7 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   std::vector<float> penalised;
   if (options.repetition_penalty != 1.0) {
     penalised.assign(logits.begin(), logits.end());
-    penalise(penalised, options.repetition_penalty, history);
+    penalise(penalised, options.repetition_penalty, seen);
     logits = penalised;
   }
   if (options.temperature == 0.0) return largest(logits);

@@ -16,13 +16,25 @@ struct SamplingOptions {
   std::uint64_t seed = 0;
 };
 
+/// The tokens of a text, each once: what the repetition penalty weakens. Kept up as the text grows, so that a step costs
+/// what the vocabulary does and not what the text has become.
+class SeenTokens {
+ public:
+  void add(std::span<const std::int32_t> tokens);
+  std::span<const std::int32_t> ids() const { return ids_; }  // by first appearance
+
+ private:
+  std::vector<bool> seen_;  // by id
+  std::vector<std::int32_t> ids_;
+};
+
 /// Throws Error(invalid_argument) naming the option, the value given and the range allowed.
 void check(const SamplingOptions& options);
 
-/// Picks a token. Deterministic: a function of logits, options, `history` (for the penalty) and
+/// Picks a token. Deterministic: a function of logits, options, `seen` (for the penalty) and
 /// `logical_position` (which keys the random number together with the seed) only. Ties go to the lowest id.
 /// Order: penalty, temperature, top_k, top_p, min_p. NaN logits throw Error(internal).
-std::int32_t sample(std::span<const float> logits, const SamplingOptions& options,
-                    std::span<const std::int32_t> history, std::int64_t logical_position);
+std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, const SeenTokens& seen,
+                    std::int64_t logical_position);
 
 }  // namespace basin::ops

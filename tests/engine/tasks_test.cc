@@ -131,8 +131,32 @@ TEST_F(Tasks, GreedyFollowsTheLargestLogit) {
   EXPECT_THAT(stopped.token_ids, testing::ElementsAreArray(result.token_ids.begin(), first));
 }
 
+// Every token in turn against the definition: logits of the whole text, and the set of all its tokens.
+TEST_F(Tasks, RepetitionPenaltyCountsPromptAndText) {
+  GenerateOptions options;
+  options.max_tokens = 30;
+  options.sampling.repetition_penalty = 3.0;
+  std::vector<std::int32_t> whole = text(40);
+  Stream stream(model, {}, pool);
+  const auto result = engine::generate(stream, whole, options, {}, {}, nullptr);
+  ASSERT_EQ(result.token_ids.size(), 30u);
+  const std::size_t prompt_tokens = whole.size();
+  whole.insert(whole.end(), result.token_ids.begin(), result.token_ids.end());
+  const auto logits = all_logits(model, {}, whole);
+  for (std::size_t i = prompt_tokens; i < whole.size(); ++i) {
+    const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i - 1) * vocabulary;
+    const std::vector<float> last(row, row + vocabulary);
+    ops::SeenTokens seen;
+    seen.add(std::span(whole).first(i));
+    EXPECT_EQ(ops::sample(last, options.sampling, seen, static_cast<std::int64_t>(i)), whole[i]) << i;
+  }
+  options.sampling.repetition_penalty = 1.0;
+  Stream free(model, {}, pool);
+  EXPECT_NE(engine::generate(free, text(40), options, {}, {}, nullptr).token_ids, result.token_ids);
+}
+
 TEST_F(Tasks, SamplingDoesNotDependOnTheSchedule) {
-  const auto prompt = text(100);
+  const auto prompt = text(1200);
   GenerateOptions options;
   options.max_tokens = 20;
   options.sampling.temperature = 1.5;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -122,10 +123,25 @@ TEST(Sampling, NothingWithoutProbabilityIsDrawn) {
 TEST(Sampling, RepetitionPenaltyWeakensWhatWasSeen) {
   SamplingOptions options;
   options.repetition_penalty = 2.0;
-  const std::vector<std::int32_t> history = {0, 0, 2};
-  EXPECT_EQ(sample(std::vector<float>{3, 2, -1}, options, history, 0), 1);    // 3 / 2 < 2
-  EXPECT_EQ(sample(std::vector<float>{-3, -5, -2}, options, history, 0), 2);  // -2 * 2 > -5
-  EXPECT_EQ(sample(std::vector<float>{5, 2, -1}, options, history, 0), 0);    // once, not once per occurrence
+  SeenTokens seen;
+  seen.add(std::vector<std::int32_t>{0, 0, 2});
+  EXPECT_EQ(sample(std::vector<float>{3, 2, -1}, options, seen, 0), 1);    // 3 / 2 < 2
+  EXPECT_EQ(sample(std::vector<float>{-3, -5, -2}, options, seen, 0), 2);  // -2 * 2 > -5
+  EXPECT_EQ(sample(std::vector<float>{5, 2, -1}, options, seen, 0), 0);    // once, not once per occurrence
+  seen.add(std::vector<std::int32_t>{1000});                               // beyond these logits
+  EXPECT_EQ(sample(std::vector<float>{3, 2, -1}, options, seen, 0), 1);
+}
+
+TEST(Sampling, SeenTokensAreKeptOnceEach) {
+  SeenTokens seen;
+  std::vector<std::int32_t> want;
+  for (std::int32_t i = 0; i < 2000; ++i) {
+    const std::int32_t id = i * i % 257;
+    seen.add({&id, 1});
+    if (std::find(want.begin(), want.end(), id) == want.end()) want.push_back(id);
+    ASSERT_EQ(std::vector<std::int32_t>(seen.ids().begin(), seen.ids().end()), want);
+  }
+  EXPECT_THROW(seen.add(std::vector<std::int32_t>{-1}), Error);
 }
 
 TEST(Sampling, DependsOnSeedAndPositionOnly) {
