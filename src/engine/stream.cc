@@ -97,13 +97,17 @@ void Stream::feed(std::span<const std::int32_t> tokens, models::LogitsRows rows,
     models::PassOptions pass{s.options.compute, s.options.attention_backend, rows};
     if (rows == models::LogitsRows::last && begin + size < count) pass.rows = models::LogitsRows::none;
     const std::int64_t first = chunk.logical_position;
-    s.ran = s.model.forward(
-        chunk, s.cache, pass,
-        [&](std::int64_t row, std::int64_t number, std::span<const float> logits) {
-          if (on_logits && !on_logits(first + row, number, logits)) go_on = false;
-        },
-        s.pool);
+    const auto hand_on = [&](std::int64_t row, std::int64_t number, std::span<const float> logits) {
+      if (on_logits && !on_logits(first + row, number, logits)) go_on = false;
+    };
+    // Before the pass: after it nothing may fail, or the history and the cache would disagree.
     s.history.insert(s.history.end(), chunk.tokens.begin(), chunk.tokens.end());
+    try {
+      s.ran = s.model.forward(chunk, s.cache, pass, hand_on, s.pool);
+    } catch (...) {
+      s.history.resize(s.history.size() - chunk.tokens.size());
+      throw;
+    }
   }
 }
 

@@ -66,7 +66,8 @@ class Stream {
 
   /// Reads tokens in chunks. With LogitsRows::last only the very last token's row is produced. Throws
   /// Error(invalid_argument) before reading anything when the text would pass the trained context without a
-  /// window, or an id is outside the vocabulary.
+  /// window, or an id is outside the vocabulary. When the model or `on_logits` throws, the running chunk is unread and
+  /// those before it are read: the stream goes on from there.
   void feed(std::span<const std::int32_t> tokens, models::LogitsRows rows, const OnLogits& on_logits);
 
   /// Whether `tokens` more tokens can be fed: always with a window, else up to the trained context.

@@ -49,20 +49,27 @@ Cache::Cache(const Shape& shape, const Policy& policy) : shape_(shape), policy_(
 }
 
 std::int32_t Cache::take_page() {
-  allocated_max_ = std::max(allocated_max_, ++allocated_);
+  std::int32_t page = 0;
   if (!free_.empty()) {
-    const std::int32_t page = free_.back();
+    page = free_.back();
     free_.pop_back();
-    return page;
+  } else {
+    if (used_pages_ == capacity_pages_) grow();
+    page = static_cast<std::int32_t>(used_pages_++);
   }
-  if (used_pages_ == capacity_pages_) {
-    capacity_pages_ = std::max<std::int64_t>(16, capacity_pages_ * 2);
-    for (const auto& layer : layers_) {
-      layer->k.grow(capacity_pages_ * shape_.page_tokens * row_bytes());
-      layer->v.grow(capacity_pages_ * shape_.page_tokens * row_bytes());
-    }
+  allocated_max_ = std::max(allocated_max_, ++allocated_);
+  return page;
+}
+
+// The capacity counts only when every layer has it: one that the system refuses must leave none behind the others.
+void Cache::grow() {
+  const std::int64_t pages = std::max<std::int64_t>(16, capacity_pages_ * 2);
+  free_.reserve(static_cast<std::size_t>(pages));  // so that freeing never allocates
+  for (const auto& layer : layers_) {
+    layer->k.grow(pages * shape_.page_tokens * row_bytes());
+    layer->v.grow(pages * shape_.page_tokens * row_bytes());
   }
-  return static_cast<std::int32_t>(used_pages_++);
+  capacity_pages_ = pages;
 }
 
 void Cache::free_page(std::int32_t page) {
@@ -79,13 +86,31 @@ void Cache::free_page(std::int32_t page) {
 void Cache::begin_step(std::int64_t tokens) {
   if (tokens < 1 || step_ != 0)
     throw Error(ErrorCode::internal, fmt::format("a step of {} tokens inside a step of {}", tokens, step_));
-  step_ = tokens;
   const std::int64_t pages = ceil_div(position_ + tokens, shape_.page_tokens);
-  while (static_cast<std::int64_t>(table_.size()) < pages) table_.push_back(take_page());
-  kept_tokens_max_ = std::max(kept_tokens_max_, visible_tokens(position_ + tokens - 1));
+  step_ = tokens;
+  try {
+    while (static_cast<std::int64_t>(table_.size()) < pages) {
+      table_.push_back(-1);
+      table_.back() = take_page();
+    }
+  } catch (...) {
+    abandon_step();
+    throw;
+  }
+}
+
+void Cache::abandon_step() {
+  if (step_ == 0) return;
+  step_ = 0;
+  const std::int64_t pages = ceil_div(position_, shape_.page_tokens);
+  while (static_cast<std::int64_t>(table_.size()) > pages) {
+    if (table_.back() >= 0) free_page(table_.back());
+    table_.pop_back();
+  }
 }
 
 void Cache::end_step() {
+  kept_tokens_max_ = std::max(kept_tokens_max_, visible_tokens(position_ + step_ - 1));
   position_ += step_;
   step_ = 0;
   if (policy_.window == 0) return;

@@ -37,10 +37,13 @@ class Cache {
   /// For tests: pages are filled with NaN when they are freed, so that any stale read shows.
   void poison_freed_pages(bool on) { poison_ = on; }
 
-  /// Allocates rows for the next `tokens` positions. Every layer's `append` follows, then end_step.
+  /// Allocates rows for the next `tokens` positions. Every layer's `append` follows, then end_step. When it throws, there
+  /// is no step.
   void begin_step(std::int64_t tokens);
   /// Frees the pages that no later query can see.
   void end_step();
+  /// Takes the step back: its tokens were never read. Nothing happens outside of a step.
+  void abandon_step();
 
   /// Writes the step's keys (rotated) and values of a layer: k, v [tokens, h_kv, d_head], dense.
   void append(std::int64_t layer, const float* k, const float* v);
@@ -75,6 +78,7 @@ class Cache {
   std::int64_t page_bytes() const { return 2 * shape_.layers * shape_.page_tokens * row_bytes(); }
   std::int64_t first_recent() const;  // first window token of the query at position_
   std::int32_t take_page();
+  void grow();
   void free_page(std::int32_t page);
 
   Shape shape_;
@@ -89,6 +93,19 @@ class Cache {
   std::int64_t step_ = 0;
   std::int64_t evicted_before_ = 0;  // logical pages below this (and beyond the sinks) are evicted
   std::int64_t allocated_ = 0, allocated_max_ = 0, kept_tokens_max_ = 0;
+};
+
+/// A step that is abandoned unless it ends: a pass that throws leaves the cache as it was.
+class Step {
+ public:
+  Step(Cache& cache, std::int64_t tokens) : cache_(cache) { cache_.begin_step(tokens); }
+  ~Step() { cache_.abandon_step(); }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  void end() { cache_.end_step(); }
+
+ private:
+  Cache& cache_;
 };
 
 }  // namespace basin::kv

@@ -63,17 +63,17 @@ class Decoder : public Model {
     const auto tokens = static_cast<std::int64_t>(chunk.tokens.size());
     embed(chunk.tokens);
     const Rotations rotations = rotate_tables(chunk, cache.policy());
-    cache.begin_step(tokens);
+    kv::Step step(cache, tokens);
     attention::Ran ran{};
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       ran = attend(static_cast<std::int64_t>(i), tokens, rotations, cache, options, pool);
       feed_forward(layers_[i], tokens, options.compute, pool);
     }
-    cache.end_step();
     const std::int64_t first = options.rows == LogitsRows::all    ? 0
                                : options.rows == LogitsRows::last ? tokens - 1
                                                                   : tokens;
     emit_logits(first, tokens, options.compute, on_logits, pool);
+    step.end();
     return ran;
   }
 

@@ -72,7 +72,7 @@ class Model {
 
   /// Appends the chunk's keys and values to `cache` and hands the wanted logits to `on_logits` in runs of consecutive
   /// rows [rows, vocabulary] (float32), so that they are never all in memory. `cache` decides what is visible and at
-  /// which positions. Returns what attention ran.
+  /// which positions. Returns what attention ran. When it throws, or `on_logits` does, `cache` is as it was before.
   virtual attention::Ran forward(const Chunk& chunk, kv::Cache& cache, const PassOptions& options,
                                  const OnLogits& on_logits, ThreadPool& pool) = 0;
 };

@@ -212,6 +212,71 @@ TEST_F(StreamChecks, RowsOfLogitsAreThoseAskedFor) {
   EXPECT_EQ(stopped.lengths().logical_position, 30);
 }
 
+// Fails in the middle of a pass when it is told to: keys of the first layer are written by then.
+class FailingModel : public models::Model {
+ public:
+  explicit FailingModel(models::Model& model) : model_(model) {}
+  bool fails = false;
+
+  const models::ModelConfig& config() const override { return model_.config(); }
+  std::int64_t parameters() const override { return model_.parameters(); }
+  std::int64_t weight_bytes() const override { return model_.weight_bytes(); }
+  attention::Ran forward(const models::Chunk& chunk, kv::Cache& cache, const models::PassOptions& options,
+                         const models::OnLogits& on_logits, ThreadPool& threads) override {
+    if (!fails) return model_.forward(chunk, cache, options, on_logits, threads);
+    const auto tokens = static_cast<std::int64_t>(chunk.tokens.size());
+    kv::Step step(cache, tokens);
+    const std::vector<float> junk(static_cast<std::size_t>(tokens * config().h_kv * config().d_head), 1e30f);
+    cache.append(0, junk.data(), junk.data());
+    throw Error(ErrorCode::unsupported, "this pass was meant to fail");
+  }
+
+ private:
+  models::Model& model_;
+};
+
+TEST_F(StreamChecks, AChunkThatThrowsIsUnreadAndTheStreamGoesOn) {
+  const auto tokens = some_tokens(200, loaded.model->config().vocabulary);
+  const std::span<const std::int32_t> all(tokens);
+  for (const std::int64_t window : {0, 40}) {
+    StreamOptions options;
+    options.chunk_tokens = 30;
+    options.page_tokens = 16;
+    if (window > 0) options.window = window, options.sink_tokens = 5;
+    const auto want = all_logits(*loaded.model, options, tokens);
+
+    FailingModel model(*loaded.model);
+    Stream stream(model, options, pool);
+    std::vector<float> found;
+    int calls = 0;
+    const auto keep = [&](std::int64_t, std::int64_t, std::span<const float> logits) {
+      if (++calls == 3) throw std::runtime_error("the disk is full");
+      found.insert(found.end(), logits.begin(), logits.end());
+      return true;
+    };
+    // The receiver of the third chunk's logits throws: two chunks of 30 are read.
+    EXPECT_THROW(stream.feed(all, models::LogitsRows::all, keep), std::runtime_error);
+    ASSERT_EQ(stream.lengths().logical_position, 60);
+    EXPECT_EQ(stream.token_history().size(), 60u);
+    // The model itself throws, and nothing at all is read.
+    const engine::StreamLengths before = stream.lengths();
+    const engine::StreamReport report = stream.report();
+    model.fails = true;
+    for (int i = 0; i < 3; ++i)
+      EXPECT_THROW(stream.feed(all.subspan(60), models::LogitsRows::none, {}), Error);
+    model.fails = false;
+    EXPECT_EQ(stream.lengths().logical_position, 60);
+    EXPECT_EQ(stream.lengths().kept_tokens, before.kept_tokens);
+    EXPECT_EQ(stream.lengths().write_slot, before.write_slot);
+    EXPECT_EQ(stream.report().kept_tokens_max, report.kept_tokens_max);
+    EXPECT_THAT(stream.token_history(), testing::ElementsAreArray(all.first(60)));
+    // What follows has the bits of a stream that never failed.
+    stream.feed(all.subspan(60), models::LogitsRows::all, keep);
+    EXPECT_TRUE(same_bits(found, want)) << "window " << window;
+    EXPECT_THAT(stream.token_history(), testing::ElementsAreArray(tokens));
+  }
+}
+
 TEST_F(StreamChecks, LengthsAreSevenNumbers) {
   StreamOptions options;
   options.sink_tokens = 4;

@@ -171,6 +171,52 @@ TEST(KvCache, Bf16RoundsToNearestEven) {
   EXPECT_EQ(to_float(values[0]), 1.015625f);
 }
 
+TEST(KvCache, AStepThatIsAbandonedLeavesNothingBehind) {
+  for (const std::int64_t window : {0, 5}) {
+    Cache cache = make(window > 0 ? 2 : 0, window, 4), other = make(window > 0 ? 2 : 0, window, 4);
+    for (int i = 0; i < 12; ++i) {
+      for (const std::int64_t lost : {1, 3, 40}) {
+        const std::int64_t kept = cache.kept_tokens(), pages = cache.allocated_pages(),
+                           slot = cache.write_slot();
+        write_step(cache, lost);
+        cache.abandon_step();
+        EXPECT_EQ(cache.step_tokens(), 0);
+        EXPECT_EQ(cache.kept_tokens(), kept);
+        EXPECT_EQ(cache.allocated_pages(), pages);
+        EXPECT_EQ(cache.write_slot(), slot);
+        cache.abandon_step();  // outside of a step: nothing
+      }
+      for (Cache* each : {&cache, &other}) {
+        write_step(*each, 3);
+        expect_readable(*each, each->logical_position(), each->logical_position() + 2,
+                        {window > 0 ? 2 : 0, window, 3, 4});
+        each->end_step();
+      }
+    }
+    EXPECT_EQ(cache.logical_position(), 36);
+    EXPECT_EQ(cache.kept_tokens(), other.kept_tokens());
+    EXPECT_EQ(cache.kept_tokens_max(), other.kept_tokens_max());
+  }
+}
+
+TEST(KvCache, AStepThatTheSystemRefusesLeavesNothingBehind) {
+  constexpr std::int64_t kPage = std::int64_t{1} << 20;
+  Cache cache = make(0, 0, kPage);
+  write_step(cache, 10);
+  cache.end_step();
+  const std::int64_t slot = cache.write_slot();
+  for (int i = 0; i < 2; ++i) {  // more bytes than there are addresses
+    EXPECT_THROW(cache.begin_step(std::int64_t{1} << 45), Error);
+    EXPECT_EQ(cache.step_tokens(), 0);
+    EXPECT_EQ(cache.allocated_pages(), 1);
+    EXPECT_EQ(cache.kept_tokens(), 10);
+    EXPECT_EQ(cache.write_slot(), slot);
+  }
+  write_step(cache, 5);
+  expect_readable(cache, 10, 14, {0, 0, 5, kPage});
+  cache.end_step();
+}
+
 TEST(KvCache, RefusesWhatCannotWork) {
   EXPECT_THROW(make(4, 0, 16), Error) << "sinks without a window";
   EXPECT_THROW(make(-1, 4, 16), Error);
