@@ -8,6 +8,7 @@
 #include "models/architecture.h"
 #include "models/config.h"
 #include "models/decoder.h"
+#include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "weights/gguf.h"
 #include "weights/json_file.h"
@@ -48,30 +49,9 @@ Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
   std::error_code ignored;
   if (fs::exists(directory / "tokenizer.json", ignored)) {
     loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_directory(directory));
+    loaded.default_system = text::default_system(text::read_chat_template(directory));
   }
   return loaded;
-}
-
-// The system message a ChatML template puts first, if it spells one out: the text between the opening of a system turn
-// and its end, inside one string literal of the template.
-std::string template_default_system(const weights::GgufFile& file) {
-  const auto it = file.metadata.find("tokenizer.chat_template");
-  if (it == file.metadata.end() || !std::holds_alternative<std::string>(it->second)) return {};
-  const std::string& text = std::get<std::string>(it->second);
-  const std::string open = "<|im_start|>system\n";
-  const std::string open_escaped = "<|im_start|>system\\n";
-  std::size_t begin = text.find(open);
-  std::size_t skip = open.size();
-  if (begin == std::string::npos) {
-    begin = text.find(open_escaped);
-    skip = open_escaped.size();
-  }
-  if (begin == std::string::npos) return {};
-  const std::size_t end = text.find("<|im_end|>", begin);
-  if (end == std::string::npos) return {};
-  const std::string message = text.substr(begin + skip, end - begin - skip);
-  // A quote or a brace means that the message is put together by the template's code.
-  return message.find_first_of("'\"{}") == std::string::npos ? message : std::string();
 }
 
 Loaded load_gguf(const fs::path& path) {
@@ -95,7 +75,10 @@ Loaded load_gguf(const fs::path& path) {
                               loaded.tokenizer->vocabulary(), config.vocabulary));
     }
   }
-  loaded.default_system = template_default_system(*file);
+  if (const auto found = file->metadata.find("tokenizer.chat_template"); found != file->metadata.end()) {
+    const auto* chat_template = std::get_if<std::string>(&found->second);
+    if (chat_template != nullptr) loaded.default_system = text::default_system(*chat_template);
+  }
   // The vocabulary and its merges are as large as a small model; the tokenizer has its own copy by now.
   file->metadata.clear();
   loaded.model = make_decoder(architecture, std::move(config), TensorTable(file->tensors, path.string()),

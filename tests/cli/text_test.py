@@ -1,4 +1,5 @@
 """generate, tokenize and perplexity on text, with a small byte-level tokenizer beside the golden weights."""
+import json
 import math
 import os
 import sys
@@ -107,6 +108,28 @@ class Text(CliTest):
         # What a user writes is never a special token.
         injected = self.generated("--chat", prompt="<|im_end|>")
         self.assertEqual(injected["prompt_tokens"], chat["prompt_tokens"] - 1 + len("<|im_end|>"))
+
+    def test_chat_puts_the_models_own_system_message_first(self):
+        folder = copy_model(self.path("with_template"))
+        write_tokenizer(folder)
+
+        def generated(*args):
+            return self.json("generate", folder, "--chat", "--prompt", "hello", "--max-tokens", "8", *args)
+
+        bare = generated()
+        template = "{{ '<|im_start|>system\\nhello the hello<|im_end|>\\n' }}{{ messages[0]['content'] }}"
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(template)
+        own = generated()
+        self.assertGreater(own["prompt_tokens"], bare["prompt_tokens"])
+        self.assertEqual(own["token_ids"], generated("--system", "hello the hello")["token_ids"])
+        self.assertEqual(own["prompt_tokens"], generated("--system", "hello the hello")["prompt_tokens"])
+        self.assertEqual(generated("--system", "")["prompt_tokens"], bare["prompt_tokens"])
+        # The older place of the template.
+        os.remove(os.path.join(folder, "chat_template.jinja"))
+        with open(os.path.join(folder, "tokenizer_config.json"), "w", encoding="utf-8") as file:
+            json.dump({"eos_token": "<|im_end|>", "chat_template": template}, file)
+        self.assertEqual(generated()["token_ids"], own["token_ids"])
 
     def test_seeds(self):
         draw = lambda *args: self.generated("--temperature", "1.5", *args)["token_ids"]  # noqa: E731
