@@ -1,0 +1,16 @@
+// A checkpoint of the Hugging Face layout as a GGUF file, the way llama.cpp's converter writes one.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "models/checkpoint.h"
+
+namespace basin::test {
+
+/// The whole file. Names, metadata and order of dimensions are GGUF's; norms become F32; for the llama architecture the
+/// rows of Q and K are permuted, so that the pairs (i, i + d/2) that rotate together become (2i, 2i + 1). Throws
+/// std::runtime_error for a RoPE that this writer lacks.
+std::string gguf_copy(const Checkpoint& checkpoint);
+
+}  // namespace basin::test
