@@ -76,12 +76,13 @@ class Options {
     text(
         flag, [&target](const std::string& value) { target = value; }, kind, help);
   }
-  void path(const std::string& flag, std::optional<std::string>& target, const std::string& help) {
+  template <typename String>  // std::string or std::optional of it
+  CLI::Option* path(const std::string& flag, String& target, const std::string& help) {
     const auto set = [flag, &target](const std::string& value) {
       if (value.empty()) throw UsageError(flag + " is empty; it must name a file");
       target = value;
     };
-    text(flag, set, "FILE", help);
+    return text(flag, set, "FILE", help);
   }
   // `set` gets the index of the word given.
   void choice(const std::string& flag, const std::vector<std::string>& words,
@@ -97,15 +98,15 @@ class Options {
   }
 
  private:
-  void text(const std::string& flag, std::function<void(const std::string&)> set, const std::string& kind,
-            const std::string& help) {
+  CLI::Option* text(const std::string& flag, std::function<void(const std::string&)> set,
+                    const std::string& kind, const std::string& help) {
     // Given twice is an error: the reader of a script would have to know which one wins.
     const auto once = [flag, set](const std::vector<std::string>& values) {
       if (values.size() != 1) throw UsageError(flag + " is given more than once");
       set(values[0]);
       return true;
     };
-    app_.add_option(flag, CLI::callback_t(once), help)
+    return app_.add_option(flag, CLI::callback_t(once), help)
         ->type_name(kind)
         ->type_size(1)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -255,12 +256,10 @@ void add_perplexity(CLI::App& app, PerplexityArgs& args) {
 void add_logits(CLI::App& app, LogitsArgs& args) {
   args.model.stream.compute = ops::Compute::fp32;
   add_common(app, args.model);
-  app.add_option("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are")
-      ->type_name("FILE")
+  Options options(app);
+  options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are")
       ->required();
-  app.add_option("--out", args.out, "safetensors file to write: logits float32 [T, vocabulary]")
-      ->type_name("FILE")
-      ->required();
+  options.path("--out", args.out, "safetensors file to write: logits float32 [T, vocabulary]")->required();
   add_json(app, args.json);
 }
 
@@ -306,9 +305,17 @@ std::vector<std::string> normalise(int argc, const char* const* argv, const CLI:
       const std::size_t name_end = std::min(word.find('='), word.size());
       std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(name_end), '_', '-');
       const CLI::Option* option = command->get_option_no_throw(word.substr(0, name_end));
-      if (option != nullptr && option->get_expected_min() > 0 && name_end == word.size() && i + 1 < argc) {
-        words.push_back(word);
-        word = argv[++i];
+      if (option != nullptr && option->get_expected_min() == 0) {
+        if (name_end < word.size())
+          throw UsageError(word.substr(0, name_end) + " takes no value", "leave the = out");
+      } else if (option != nullptr) {
+        if (name_end < word.size()) {  // `--flag=` has a value too, an empty one
+          words.push_back(word.substr(0, name_end));
+          word.erase(0, name_end + 1);
+        } else if (i + 1 < argc) {
+          words.push_back(word);
+          word = argv[++i];
+        }
       }
     }
     words.push_back(word);
@@ -383,8 +390,6 @@ Command parse(int argc, const char* const* argv) {
     return perplexity;
   }
   if (logits_app->parsed()) {
-    if (logits.tokens_file.empty()) throw UsageError("--tokens is empty; it must name a file");
-    if (logits.out.empty()) throw UsageError("--out is empty; it must name a file");
     check(logits.model);
     return logits;
   }

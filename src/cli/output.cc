@@ -43,12 +43,14 @@ std::string one_line(std::string_view text) {
   std::string line;
   while (!text.empty()) {
     const std::size_t valid = text::first_invalid_utf8(text).value_or(text.size());
-    for (const char c : text.substr(0, valid)) {
-      const auto byte = static_cast<unsigned char>(c);
+    for (std::size_t i = 0; i < valid; ++i) {
+      const auto byte = static_cast<unsigned char>(text[i]);
       if (byte < 0x20 || byte == 0x7f) {
         line += fmt::format("\\x{:02x}", byte);
+      } else if (byte == 0xc2 && static_cast<unsigned char>(text[i + 1]) < 0xa0) {  // U+0080 to U+009F
+        line += fmt::format("\\xc2\\x{:02x}", static_cast<unsigned char>(text[++i]));
       } else {
-        line += c;
+        line += text[i];
       }
     }
     text.remove_prefix(valid);

@@ -81,6 +81,23 @@ class Usage(CliTest):
         self.refused(2, "--window is given more than once", "generate", "none", "--prompt", "x", "--window", "4",
                      "--window", "5")
 
+        self.refused(2, "--out is given more than once", "logits", "none", "--tokens", "t", "--out", "a", "--out", "b")
+        self.refused(2, "--tokens is given more than once", "logits", "none", "--out", "o", "--tokens", "a",
+                     "--tokens=b")
+
+    def test_flags_take_no_value(self):
+        for value in ("3", "true", "false", "no", ""):
+            self.refused(2, "--json takes no value", "info", f"--json={value}")
+            self.refused(2, "--chat takes no value", "generate", "none", "--prompt", "x", f"--chat={value}")
+            self.refused(2, "--no-special takes no value", "tokenize", "none", "--text", "x", f"--no-special={value}")
+
+    def test_an_equals_sign_brings_a_value(self):
+        self.refused(2, "--window is ''", "generate", "none", "--prompt", "x", "--window=")
+        self.refused(2, "--window is '=4'", "generate", "none", "--prompt", "x", "--window==4")
+        self.refused(2, "--out is empty", "logits", "none", "--tokens", "t", "--out=")
+        self.refused(2, "--prompt is empty", "generate", "none", "--prompt=")
+        self.refused(1, "none does not exist", "generate", "none", "--prompt=--window", "--max_tokens=4")
+
     def test_bad_numbers(self):
         for flag, values in {
                 "--window": ("0", "-1", "4.5", "", "four", "99999999999999999999", "0k", "k", "4 ", "0x10"),
@@ -132,6 +149,10 @@ class Usage(CliTest):
     def test_message_stays_on_one_line(self):
         self.refused(2, "\\x0a", "generate", "none", "--prompt", "x", "--window", "4\n5")
         self.refused(2, "\\xff", "generate", "none", "--prompt", "x", "--window", b"\xff")
+        # Nothing that a terminal obeys: ESC, and the C1 controls, of which U+009B begins a sequence too.
+        self.refused(2, "\\x1b[31m", "generate", "none", "--prompt", "x", "--window", "\x1b[31m")
+        self.refused(2, "\\xc2\\x9b31m\u00e9\u00a0", "generate", "none", "--prompt", "x", "--window",
+                     "\u009b31m\u00e9\u00a0")
 
 
 if __name__ == "__main__":
