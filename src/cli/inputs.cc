@@ -14,6 +14,11 @@
 #include "weights/weights.h"
 
 namespace basin::cli {
+namespace {
+
+constexpr std::size_t kMaxTextBytes = std::size_t{1} << 28;  // a hundred long novels; devices have no end
+
+}  // namespace
 
 std::string read_text(const std::string& path) {
   const auto cannot_read = [&](int error) {
@@ -27,6 +32,11 @@ std::string read_text(const std::string& path) {
   while (true) {
     const std::size_t count = std::fread(buffer.data(), 1, buffer.size(), file.get());
     text.append(buffer.data(), count);
+    if (text.size() > kMaxTextBytes) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("{} has more than {} bytes, the most that a text may have", path, kMaxTextBytes));
+    }
     if (count == buffer.size()) continue;
     if (std::ferror(file.get()) != 0) throw cannot_read(errno);
     break;

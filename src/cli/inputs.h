@@ -11,7 +11,7 @@ class Tokenizer;
 
 namespace basin::cli {
 
-/// The whole file, which must hold UTF-8 and not be empty. Throws Error(not_found | io | invalid_argument).
+/// The whole file, which must hold UTF-8, not be empty and have 256 MiB at most. Throws Error(not_found | io | invalid_argument).
 std::string read_text(const std::string& path);
 
 /// Token ids of `text` for a model to read: special tokens in it recognised, BOS first when the tokenizer says so.

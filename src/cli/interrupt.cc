@@ -30,6 +30,7 @@ void install_signal_handlers() {
     sigaction(number, &action, nullptr);
   }
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 const std::atomic<bool>* interrupt_flag() {

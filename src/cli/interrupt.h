@@ -6,7 +6,7 @@
 namespace basin::cli {
 
 /// SIGINT, SIGTERM and SIGHUP ask for a clean end; a second one of the same kind ends the process at once.
-/// SIGPIPE is ignored, so that a closed pipe is a write error like any other.
+/// SIGPIPE and SIGXFSZ are ignored, so that a closed pipe and a limit on file sizes are write errors like any other.
 void install_signal_handlers();
 
 const std::atomic<bool>* interrupt_flag();  // never null

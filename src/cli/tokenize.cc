@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "text/tokenizer.h"
 #include "weights/gguf.h"
+#include "weights/weights.h"
 
 namespace basin::cli {
 namespace {
@@ -24,10 +25,8 @@ text::Tokenizer from_gguf(const std::filesystem::path& path) {
 }
 
 text::Tokenizer load_tokenizer(const std::filesystem::path& model) {
+  weights::require_exists(model);
   std::error_code error;
-  if (!std::filesystem::exists(model, error)) {
-    throw Error(ErrorCode::not_found, fmt::format("{} does not exist", model.string()));
-  }
   if (std::filesystem::is_directory(model, error)) return text::Tokenizer::from_directory(model);
   if (model.extension() == ".gguf") return from_gguf(model);
   if (model.extension() == ".safetensors") {

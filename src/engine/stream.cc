@@ -61,8 +61,9 @@ void check(const StreamOptions& options, const models::ModelConfig& config) {
       options.sink_tokens + *options.window > config.context) {
     refuse(fmt::format("{} sink tokens and a window of {} exceed the trained context of {} tokens",
                        options.sink_tokens, *options.window, config.context),
-           fmt::format("use --window {} or less",
-                       std::max<std::int64_t>(1, config.context - options.sink_tokens)));
+           options.sink_tokens < config.context
+               ? fmt::format("use --window {} or less", config.context - options.sink_tokens)
+               : fmt::format("use fewer sink tokens than {}; 4 do for most models", config.context));
   }
 }
 

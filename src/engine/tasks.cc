@@ -143,16 +143,22 @@ PerplexityResult perplexity(Stream& stream, std::span<const std::int32_t> text, 
   bool stopped = false;
   // The last token is only scored, never fed.
   const auto fed = std::span<const std::int32_t>(tokens).first(tokens.size() - 1);
-  stream.feed(fed, models::LogitsRows::all,
-              [&](std::int64_t first, std::int64_t rows, std::span<const float> logits) {
-                const auto index = static_cast<std::size_t>(first - before);
-                ops::negative_log_likelihood(logits.data(), tokens.data() + index + 1, nll.data() + index,
-                                             rows, static_cast<std::int64_t>(logits.size()) / rows,
-                                             stream.pool());
-                if (on_progress) on_progress(first - before + rows, result.scored_tokens);
-                stopped = cancelled(cancel);
-                return !stopped;
-              });
+  stream.feed(
+      fed, models::LogitsRows::all,
+      [&](std::int64_t first, std::int64_t rows, std::span<const float> logits) {
+        const auto index = static_cast<std::size_t>(first - before);
+        ops::negative_log_likelihood(logits.data(), tokens.data() + index + 1, nll.data() + index, rows,
+                                     static_cast<std::int64_t>(logits.size()) / rows, stream.pool());
+        for (std::size_t i = index; i < index + static_cast<std::size_t>(rows); ++i) {
+          if (std::isfinite(nll[i])) continue;
+          throw Error(
+              ErrorCode::internal,
+              fmt::format("the NLL of token {} is {}: the model's logits are not finite", i + 1, nll[i]));
+        }
+        if (on_progress) on_progress(first - before + rows, result.scored_tokens);
+        stopped = cancelled(cancel);
+        return !stopped;
+      });
   if (stopped) throw Error(ErrorCode::cancelled, "cancelled");
 
   result.nll.assign(nll.begin(), nll.end());

@@ -101,8 +101,7 @@ Loaded load(const fs::path& path) {
     throw Error(ErrorCode::not_found, fmt::format("{} holds no model", path.string()),
                 "a model directory has config.json and model.safetensors; a .gguf file is named itself");
   }
-  if (!fs::exists(path, ignored))
-    throw Error(ErrorCode::not_found, fmt::format("{} does not exist", path.string()));
+  weights::require_exists(path);
   if (path.extension() == ".gguf") return load_gguf(path);
   if (path.extension() == ".safetensors") return load_safetensors(path, path.parent_path());
   throw Error(ErrorCode::unsupported,

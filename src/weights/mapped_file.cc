@@ -44,4 +44,11 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+void require_exists(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) return;
+  if (!error) throw Error(ErrorCode::not_found, fmt::format("{} does not exist", path.string()));
+  throw Error(ErrorCode::io, fmt::format("{}: cannot look at it: {}", path.string(), error.message()));
+}
+
 }  // namespace basin::weights

@@ -37,6 +37,9 @@ class MappedFile {
   std::uint64_t size_ = 0;
 };
 
+/// Throws Error(not_found) when there is nothing at `path`, Error(io) with the system's reason when it cannot be told.
+void require_exists(const std::filesystem::path& path);
+
 /// safetensors: header checked in full (length, JSON, dtype, shape x dtype = range, overlap, holes, duplicate
 /// names) before anything is returned. A tensor of a dtype that DType lacks (F8_E4M3, ...) refuses the whole file, used
 /// or not: every tensor is consumed or refused by name. Throws Error(corrupt | unsupported | not_found | io) naming the

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 import struct
 import sys
@@ -136,6 +137,17 @@ class Inputs(CliTest):
         one = self.write("one.txt", "a")
         self.refused(1, "nothing to score", "perplexity", folder, "--text-file", one)
 
+        self.refused(1, "/dev/zero has more than 268435456 bytes", "tokenize", folder, "--text-file", "/dev/zero")
+
+    def test_why_a_model_cannot_be_found(self):
+        for args in (("info",), ("tokenize", "--text", "x")):
+            self.refused(1, "nowhere does not exist", args[0], self.path("nowhere"), *args[1:])
+            self.refused(1, "File name too long", args[0], "a" * 300, *args[1:])
+            loop = self.path("loop.gguf")
+            if not os.path.lexists(loop):
+                os.symlink("loop.gguf", loop)
+            self.refused(1, "symbolic links", args[0], loop, *args[1:])
+
     def test_chat_needs_chatml(self):
         folder = copy_model(self.path("no_chat"))
         write_tokenizer(folder, chat=False)
@@ -156,6 +168,8 @@ class Inputs(CliTest):
                      hint="--window 60")
         self.ok("perplexity", folder, "--text-file", text, "--sink-tokens", "4", "--window", "61", "--positions",
                 "absolute")
+        self.refused(1, "trained context", "perplexity", folder, "--text-file", text, "--sink-tokens", "64", "--window",
+                     "1", hint="fewer sink tokens than 64")
         done = self.json("generate", folder, "--prompt", "0123456789" * 6, "--max-tokens", "50")
         self.assertEqual((done["finish_reason"], done["prompt_tokens"]), ("length", 60))
         self.assertIn(done["completion_tokens"], (4, 5))
@@ -166,6 +180,28 @@ class Inputs(CliTest):
             self.refused(1, "cannot write", "logits", self.model, "--tokens", tokens, "--out", out)
         # The place is checked before the model is read.
         self.refused(1, "cannot write", "logits", self.path("nowhere"), "--tokens", tokens, "--out", self.dir)
+
+    def test_a_limit_on_file_sizes_is_a_write_error(self):
+        folder = self.path("limited")
+        os.makedirs(folder)
+        self.refused(1, "File too large", "logits", self.model, "--tokens", self.golden_tokens, "--out",
+                     os.path.join(folder, "l"),
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+        self.assertEqual(os.listdir(folder), [])
+
+    def test_logits_that_are_not_finite(self):
+        folder = copy_model(self.path("nan"))
+        weights = os.path.join(folder, "model.safetensors")
+        with open(weights, "rb") as file:
+            data = bytearray(file.read())
+        (header_bytes,) = struct.unpack("<Q", data[:8])
+        begin, end = json.loads(data[8:8 + header_bytes])["model.norm.weight"]["data_offsets"]
+        data[8 + header_bytes + begin:8 + header_bytes + end] = b"\xc0\x7f" * ((end - begin) // 2)  # NaN in bf16
+        with open(weights, "wb") as file:
+            file.write(data)
+        for args in (("perplexity",), ("perplexity", "--json")):
+            self.refused(1, "not finite", args[0], folder, "--tokens", self.golden_tokens, *args[1:])
+        self.refused(1, "NaN", "generate", folder, "--tokens", self.golden_tokens, "--json")
 
     def test_old_output_survives_a_failure(self):
         kept = self.write("kept.safetensors", "precious")
