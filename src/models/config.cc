@@ -144,6 +144,10 @@ ops::RopeConfig read_rope(const JsonReader& top, std::int64_t d_head, std::int64
                     : present(section, "type")    ? section["type"]
                                                   : json("default");
 
+  if (present(section, "type") && type != section["type"]) {
+    throw Error(ErrorCode::corrupt, fmt::format("{}: 'rope_type' is {} and 'type' is {}", in.where(),
+                                                shown(type), shown(section["type"])));
+  }
   std::set<std::string> known = {"rope_type", "type", "rope_theta"};
   if (type == "default") {
     rope.type = ops::RopeType::standard;

@@ -63,6 +63,7 @@ const Refusal kRefusals[] = {
     {"llama", R"({"rope_parameters": null, "rope_scaling": {"type": "yarn", "factor": 4,
                   "attention_factor": 0}})",
      kCorrupt, "'attention_factor' is 0"},
+    {"llama", R"({"rope_parameters": {"type": "default"}})", kCorrupt, "'type' is \"default\""},
     {"llama", R"({"layer_types": ["full_attention", "full_attention"]})", kCorrupt, "lists 2 layers"},
     {"qwen3", R"({"layer_types": []})", kCorrupt, "lists 0 layers"},
     {"qwen3", R"({"layer_types": "full_attention"})", kCorrupt, "layer_types"},
