@@ -28,7 +28,8 @@ int narrow(std::int64_t value) {
 
 /// Key rows that one copy brings.
 int box_tokens(const Forward& p, const sm90::Plan& plan) {
-  return p.page_table == nullptr ? plan.tile_keys : narrow(std::min<std::int64_t>(p.k.shape[1], plan.tile_keys));
+  return p.page_table == nullptr ? plan.tile_keys
+                                 : narrow(std::min<std::int64_t>(p.k.shape[1], plan.tile_keys));
 }
 
 sm90::Arguments arguments_of(const Forward& p, const sm90::Shape& shape, const sm90::Plan& plan,

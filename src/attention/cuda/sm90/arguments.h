@@ -10,11 +10,11 @@ struct Arguments {
   int batch = 0;
   int h_q = 0;
   int h_kv = 0;
-  int d_v = 0;             // columns of `out` that exist; the instance may be wider
-  int max_q_tokens = 0;    // of any sequence
-  int max_kv_tokens = 0;   // of any sequence
-  int page_shift = 0;      // log2 of page_tokens; 0 when keys are not paged
-  int box_shift = 0;       // log2 of the key rows of one copy: min(page_tokens, tile), or the tile
+  int d_v = 0;            // columns of `out` that exist; the instance may be wider
+  int max_q_tokens = 0;   // of any sequence
+  int max_kv_tokens = 0;  // of any sequence
+  int page_shift = 0;     // log2 of page_tokens; 0 when keys are not paged
+  int box_shift = 0;      // log2 of the key rows of one copy: min(page_tokens, tile), or the tile
 
   // Lengths, on the device.
   const std::int32_t* q_begin = nullptr;     // [batch + 1] first row of each sequence; null: dense
@@ -39,9 +39,9 @@ struct Arguments {
 
   void* out = nullptr;  // [batch or 1, tokens, h_q, d_v] of the storage type
   std::int64_t out_batch = 0, out_token = 0, out_head = 0;  // strides in elements
-  bool writes_lse = false;         // lse or lse_with_sink is not null
-  float* lse = nullptr;            // may be null
-  float* lse_with_sink = nullptr;  // may be null
+  bool writes_lse = false;                                  // lse or lse_with_sink is not null
+  float* lse = nullptr;                                     // may be null
+  float* lse_with_sink = nullptr;                           // may be null
   std::int64_t lse_batch = 0, lse_head = 0;
 
   std::uint32_t* counters = nullptr;  // zero before the first launch, and left zero

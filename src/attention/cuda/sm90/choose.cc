@@ -56,8 +56,9 @@ Plan plan(const Shape& shape, int multiprocessors) {
   plan.segments = std::max<std::int64_t>(divide_up(shape.max_kv_tokens, sizes.segment_keys), 1);
   plan.units = product(product(shape.batch, shape.h_kv), plan.segments);
   // The kernel deals segments to gangs of h_kv CTAs, one for each key head.
-  const std::int64_t gangs = std::min(std::int64_t{kDecodeCtasPerMultiprocessor} * multiprocessors / shape.h_kv,
-                                      product(shape.batch, plan.segments));
+  const std::int64_t gangs =
+      std::min(std::int64_t{kDecodeCtasPerMultiprocessor} * multiprocessors / shape.h_kv,
+               product(shape.batch, plan.segments));
   plan.ctas = static_cast<int>(std::max<std::int64_t>(gangs, 1) * shape.h_kv);
   // A saved segment: accumulators, then (m, l), of every row.
   const std::int64_t state_bytes = std::int64_t{plan.rows} * (plan.d_v + 2) * 4;

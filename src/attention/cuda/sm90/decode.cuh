@@ -28,17 +28,18 @@ struct Decode {
   // Two CTAs on an SM hide each other's waits; more rows need the registers of both.
   static constexpr int kCtasPerSm = kRows * kDqk <= 1024 ? 2 : 1;
   static constexpr int kWide = kDqk > kDv ? kDqk : kDv;
-  static constexpr int kSlots = 96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) - (kRows == 64 ? 2 : 0);
-  static constexpr int kColumns = kRows / 4;         // query rows whose scores one thread holds
-  static constexpr int kBlocks = kDv / 64;           // blocks of 64 output columns
-  static constexpr bool kFolds = kRows <= 32;        // registers hold a running total beside the segment
+  static constexpr int kSlots =
+      96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) - (kRows == 64 ? 2 : 0);
+  static constexpr int kColumns = kRows / 4;   // query rows whose scores one thread holds
+  static constexpr int kBlocks = kDv / 64;     // blocks of 64 output columns
+  static constexpr bool kFolds = kRows <= 32;  // registers hold a running total beside the segment
   static constexpr int kSums = kRows >= 16 ? kRows / 16 : 1;  // running sums of l that one thread owns
 
   /// One unit of work: a segment of the keys of one (sequence, key head).
   struct Work {
     int sequence;  // -1: no work left
     int kv_head;
-    int first;     // tiles [first, end) of `walk`
+    int first;  // tiles [first, end) of `walk`
     int end;
     SequenceRange range;
     TileWalk walk;
@@ -57,15 +58,16 @@ struct Decode {
 
   struct Shared {
     alignas(1024) T ring[kSlots][kTile * kWide];
-    alignas(1024) T q[kRows * kDqk];
-    alignas(1024) T q_sink[(kRows <= 16 ? kRows : 8) * kDqk];
+    alignas(
+        1024) T q[2][kRows * kDqk];  // of this row and the next, so that loading never waits for a row to end
+    alignas(1024) T q_sink[2][(kRows <= 16 ? kRows : 8) * kDqk];
     alignas(128) T p[kRows / 8][kTile][8];
-    float maxima[kRows][4];      // by warp
-    float parts[4][8][kRows];    // quarter sums by warp, key mod 8, row
+    float maxima[kRows][4];    // by warp
+    float parts[4][8][kRows];  // quarter sums by warp, key mod 8, row
     float rescale[kRows];
-    RowSum rows[kRows];          // of the finished segment
+    RowSum rows[kRows];  // of the finished segment
     Barrier full[kSlots], empty[kSlots];
-    Barrier q_full, q_empty;
+    Barrier q_full[2], q_empty[2];
     Barrier work_full[2], work_empty[2];
     Work work[2];
     int arrived;
@@ -78,7 +80,9 @@ struct Decode {
   __device__ __forceinline__ static int tiles_below(const TileWalk& walk, int tile) {
     return min(tile, walk.sink_tiles) + min(max(tile - walk.first, 0), walk.last - walk.first);
   }
-  __device__ __forceinline__ static int segment_of(const TileWalk& walk, int i) { return walk.tile(i) / kSegmentTiles; }
+  __device__ __forceinline__ static int segment_of(const TileWalk& walk, int i) {
+    return walk.tile(i) / kSegmentTiles;
+  }
   /// Segments of the walk below `segment` that hold tiles.
   __device__ __forceinline__ static int segments_below(const TileWalk& walk, int segment) {
     const int sinks = (walk.sink_tiles + kSegmentTiles - 1) / kSegmentTiles;  // segments [0, sinks)
@@ -87,7 +91,8 @@ struct Decode {
     return min(segment, sinks) + max(min(segment, end) - begin, 0);
   }
 
-  __device__ __forceinline__ static TileWalk walk_of(const Arguments& arguments, int q_tokens, int kv_tokens) {
+  __device__ __forceinline__ static TileWalk walk_of(const Arguments& arguments, int q_tokens,
+                                                     int kv_tokens) {
     return tile_walk<kTile>(arguments, kv_tokens - q_tokens, kv_tokens - 1, kv_tokens);
   }
   /// Tiles of one key head of a sequence; a row without keys counts as one, since its output must be written.
@@ -141,32 +146,34 @@ struct Decode {
     template <int kWidth>
     __device__ __forceinline__ void load(const CUtensorMap& map, const Work& work, int key, int page) {
       barrier_wait(&shared.empty[place.slot], place.parity ^ 1);
-      load_keys<kTile, kWidth>(arguments, map, shared.ring[place.slot], &shared.full[place.slot], work.sequence, work.range,
-                               work.kv_head, key, page, kEvictFirst, lane);
+      load_keys<kTile, kWidth>(arguments, map, shared.ring[place.slot], &shared.full[place.slot],
+                               work.sequence, work.range, work.kv_head, key, page, kEvictNormal, lane);
       place.advance();
     }
 
     __device__ __forceinline__ void load_query(const Work& work) {
       const int group = arguments.h_q / arguments.h_kv;
       const int bytes = kRows / group * group * kDqk * static_cast<int>(sizeof(T));
-      barrier_wait(&shared.q_empty, (queries + 1) % 2);
+      const int buffer = queries % 2;
+      barrier_wait(&shared.q_empty[buffer], (queries / 2 + 1) % 2);
       ++queries;
       if (lane != 0) return;
-      barrier_arrive_expect(&shared.q_full, arguments.has_q_sink ? 2 * bytes : bytes);
+      barrier_arrive_expect(&shared.q_full[buffer], arguments.has_q_sink ? 2 * bytes : bytes);
       const int page = arguments.q_begin == nullptr ? work.sequence : 0;
       for (int column = 0; column < kDqk; column += kBlockColumns) {
-        tma_load(shared.q + column * kRows, &q_map, &shared.q_full, column, work.kv_head * group, work.range.q_row, page,
-                 kEvictNormal);
+        tma_load(shared.q[buffer] + column * kRows, &q_map, &shared.q_full[buffer], column,
+                 work.kv_head * group, work.range.q_row, page, kEvictNormal);
         if (kRows <= 16 && arguments.has_q_sink) {
-          tma_load(shared.q_sink + column * kRows, &q_sink_map, &shared.q_full, column, work.kv_head * group, work.range.q_row,
-                   page, kEvictNormal);
+          tma_load(shared.q_sink[buffer] + column * kRows, &q_sink_map, &shared.q_full[buffer], column,
+                   work.kv_head * group, work.range.q_row, page, kEvictNormal);
         }
       }
     }
   };
 
-  __device__ static void feed(const Arguments& arguments, const CUtensorMap& q_map, const CUtensorMap& q_sink_map,
-                              const CUtensorMap& k_map, const CUtensorMap& v_map, Shared& shared, int lane) {
+  __device__ static void feed(const Arguments& arguments, const CUtensorMap& q_map,
+                              const CUtensorMap& q_sink_map, const CUtensorMap& k_map,
+                              const CUtensorMap& v_map, Shared& shared, int lane) {
     // The key heads of a token lie side by side in memory, so the CTAs of one gang, a head each, walk the same tokens together.
     // The tiles of all sequences stand in one line; a gang has the segments that start in its share of the line.
     const int gangs = static_cast<int>(gridDim.x) / arguments.h_kv;
@@ -187,7 +194,8 @@ struct Decode {
         std::int64_t row = start;
         for (int i = 0; i < 32; ++i) {
           const int tiles = __shfl_sync(0xffffffffu, weight, i);
-          if (tiles > 0 && row + tiles > begin && row < end) feed_sequence(loader, base + i, tiles, row, begin, end);
+          if (tiles > 0 && row + tiles > begin && row < end)
+            feed_sequence(loader, base + i, tiles, row, begin, end);
           row += tiles;
         }
       }
@@ -199,8 +207,9 @@ struct Decode {
   }
 
   /// Issues the segments of one sequence that start in [begin, end) of the line. Its tiles start at `row`.
-  __device__ __forceinline__ static void feed_sequence(Loader& loader, int sequence, int tiles, std::int64_t row,
-                                                       std::int64_t begin, std::int64_t end) {
+  __device__ __forceinline__ static void feed_sequence(Loader& loader, int sequence, int tiles,
+                                                       std::int64_t row, std::int64_t begin,
+                                                       std::int64_t end) {
     const Arguments& arguments = loader.arguments;
     Work work;
     work.sequence = sequence;
@@ -245,22 +254,24 @@ struct Decode {
 #pragma unroll
       for (int step = 0; step < kDqk / kStepKeys; ++step) {
         const int block = step / 4, inside = step % 4 * 32;
-        Wgmma<kRows>::template shared<T, Major::k, Major::k>(s[half], advance(a, block * kTile * 128 + inside),
-                                                             advance(b, block * kRows * 128 + inside), step != 0);
+        Wgmma<kRows>::template shared<T, Major::k, Major::k>(
+            s[half], advance(a, block * kTile * 128 + inside), advance(b, block * kRows * 128 + inside),
+            step != 0);
       }
     }
   }
 
-  __device__ __forceinline__ static void values(float (&o)[kBlocks][kRows / 2], const T* v, const T* p, bool keep) {
+  __device__ __forceinline__ static void values(float (&o)[kBlocks][kRows / 2], const T* v, const T* p,
+                                                bool keep) {
     const std::uint64_t a = swizzled_operand(v, 0);
     const std::uint64_t b = plain_operand(p, 8 * 16, kTile * 16);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
       for (int step = 0; step < kTile / kStepKeys; ++step) {
-        Wgmma<kRows>::template shared<T, Major::mn, Major::mn>(o[block],
-                                                               advance(a, block * kTile * 128 + step * kStepKeys * 128),
-                                                               advance(b, step * kStepKeys * 16), keep || step != 0);
+        Wgmma<kRows>::template shared<T, Major::mn, Major::mn>(
+            o[block], advance(a, block * kTile * 128 + step * kStepKeys * 128),
+            advance(b, step * kStepKeys * 16), keep || step != 0);
       }
     }
   }
@@ -271,17 +282,21 @@ struct Decode {
   }
 
   /// Starts the scores of tile `at`, whose keys lie at `keys` of the ring.
-  __device__ __forceinline__ static void start_scores(const Arguments& arguments, Shared& shared, const Work& work, int at,
-                                                      RingPlace<kSlots> keys, float (&s)[2][kRows / 2]) {
+  __device__ __forceinline__ static void start_scores(const Arguments& arguments, Shared& shared,
+                                                      const Work& work, int at, RingPlace<kSlots> keys,
+                                                      int buffer, float (&s)[2][kRows / 2]) {
     barrier_wait(&shared.full[keys.slot], keys.parity);
     wgmma_fence();
-    scores(s, shared.ring[keys.slot], keys_of_sink(arguments, work, at) > 0 ? shared.q_sink : shared.q);
+    scores(s, shared.ring[keys.slot],
+           keys_of_sink(arguments, work, at) > 0 ? shared.q_sink[buffer] : shared.q[buffer]);
     wgmma_commit();
   }
 
   /// Waits for them and releases the keys. The one tile that both queries score is scored again here.
-  __device__ __forceinline__ static void finish_scores(const Arguments& arguments, Shared& shared, const Work& work, int at,
-                                                       RingPlace<kSlots> keys, float (&s)[2][kRows / 2], int warp, int lane) {
+  __device__ __forceinline__ static void finish_scores(const Arguments& arguments, Shared& shared,
+                                                       const Work& work, int at, RingPlace<kSlots> keys,
+                                                       int buffer, float (&s)[2][kRows / 2], int warp,
+                                                       int lane) {
     wgmma_wait<0>();
     wgmma_touch(s[0]);
     wgmma_touch(s[1]);
@@ -290,7 +305,7 @@ struct Decode {
       if (from_sink > 0 && from_sink < kTile) {
         float other[2][kRows / 2];
         wgmma_fence();
-        scores(other, shared.ring[keys.slot], shared.q);
+        scores(other, shared.ring[keys.slot], shared.q[buffer]);
         wgmma_commit();
         wgmma_wait<0>();
 #pragma unroll
@@ -307,8 +322,10 @@ struct Decode {
   }
 
   /// Adds a finished segment to the running total of a thread's rows.
-  __device__ __forceinline__ static void fold(RowSum (&total_rows)[kColumns], float (&total)[kBlocks][kRows / 2],
-                                              const RowSum (&done)[kColumns], const float (&o)[kBlocks][kRows / 2], bool first) {
+  __device__ __forceinline__ static void fold(RowSum (&total_rows)[kColumns],
+                                              float (&total)[kBlocks][kRows / 2],
+                                              const RowSum (&done)[kColumns],
+                                              const float (&o)[kBlocks][kRows / 2], bool first) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const Fold fold = fold_of(total_rows[i].m, done[i].m);
@@ -356,10 +373,11 @@ struct Decode {
       const int p_first = kv_tokens - work.range.q_tokens;
       const TileWalk unmasked = unmasked_tiles<kTile>(arguments, p_first, kv_tokens - 1, kv_tokens);
       if (work.first_here) {
-        barrier_wait(&shared.q_full, queries % 2);
+        barrier_wait(&shared.q_full[queries % 2], queries / 2 % 2);
         ++queries;
       }
 
+      const int buffer = (queries - 1) % 2;
       float m[kColumns];
       float l[kSums];
 #pragma unroll
@@ -370,8 +388,8 @@ struct Decode {
       const int first = __shfl_sync(0xffffffffu, work.first, 0), end = __shfl_sync(0xffffffffu, work.end, 0);
       float s[2][kRows / 2];
       if (first < end) {
-        start_scores(arguments, shared, work, first, next, s);
-        finish_scores(arguments, shared, work, first, next, s, warp, lane);
+        start_scores(arguments, shared, work, first, next, buffer, s);
+        finish_scores(arguments, shared, work, first, next, buffer, s, warp, lane);
         next.advance();
       }
       for (int at = first; at < end; ++at) {
@@ -394,7 +412,8 @@ struct Decode {
             for (int half = 0; half < 2; ++half) {
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
-                if (!keys.sees(key + 64 * half + 16 * warp + g + 8 * h)) s[half][i / 2 * 4 + 2 * h + i % 2] = negative_infinity();
+                if (!keys.sees(key + 64 * half + 16 * warp + g + 8 * h))
+                  s[half][i / 2 * 4 + 2 * h + i % 2] = negative_infinity();
               }
             }
           }
@@ -409,7 +428,8 @@ struct Decode {
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) {
 #pragma unroll
-          for (int i = 0; i < kColumns; ++i) most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], step));
+          for (int i = 0; i < kColumns; ++i)
+            most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], step));
         }
         if (g == 0) {
 #pragma unroll
@@ -444,7 +464,8 @@ struct Decode {
           for (int half = 0; half < 2; ++half) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-              auto* words = reinterpret_cast<std::uint32_t*>(shared.p[i / 2][64 * half + 16 * warp + g + 8 * h]);
+              auto* words =
+                  reinterpret_cast<std::uint32_t*>(shared.p[i / 2][64 * half + 16 * warp + g + 8 * h]);
               words[c] = pack<T>(s[half][e + 2 * h], s[half][e + 2 * h + 1]);
             }
           }
@@ -459,7 +480,8 @@ struct Decode {
         }
         // Values that no row may see must be 0, not merely be multiplied by 0.
         barrier_wait(&shared.full[place.slot], place.parity);
-        if (!work.live.all(key, kTile)) clear_dead_rows<kTile, kDv>(shared.ring[place.slot], work.live, key, thread, kConsumers);
+        if (!work.live.all(key, kTile))
+          clear_dead_rows<kTile, kDv>(shared.ring[place.slot], work.live, key, thread, kConsumers);
         fence_proxy_async();
         sync();
 
@@ -468,15 +490,17 @@ struct Decode {
           const int owned = i * kConsumers + thread;
           const int row = owned / 8, r = owned % 8;
           if (row < kRows) {
-            l[i] = add_tile(l[i], shared.rescale[row], tile_sum(shared.parts[0][r][row], shared.parts[1][r][row],
-                                                                shared.parts[2][r][row], shared.parts[3][r][row]));
+            l[i] = add_tile(l[i], shared.rescale[row],
+                            tile_sum(shared.parts[0][r][row], shared.parts[1][r][row],
+                                     shared.parts[2][r][row], shared.parts[3][r][row]));
           }
         }
         if (at != first && __any_sync(0xffffffffu, moved)) {
 #pragma unroll
           for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-            for (int i = 0; i < kRows / 2; ++i) o[block][i] = __fmul_rn(o[block][i], rescale[i / 4 * 2 + i % 2]);
+            for (int i = 0; i < kRows / 2; ++i)
+              o[block][i] = __fmul_rn(o[block][i], rescale[i / 4 * 2 + i % 2]);
           }
         }
 #pragma unroll
@@ -485,13 +509,13 @@ struct Decode {
         values(o, shared.ring[place.slot], &shared.p[0][0][0], at != first);
         wgmma_commit();
         // The next tile's scores run beside these products.
-        if (at + 1 < end) start_scores(arguments, shared, work, at + 1, next, s);
+        if (at + 1 < end) start_scores(arguments, shared, work, at + 1, next, buffer, s);
         wgmma_wait<1>();
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) wgmma_touch(o[block]);
         if (at + 1 < end) {
           if (lane == 0) barrier_arrive(&shared.empty[place.slot]);
-          finish_scores(arguments, shared, work, at + 1, next, s, warp, lane);
+          finish_scores(arguments, shared, work, at + 1, next, buffer, s, warp, lane);
           next.advance();
         } else {
           wgmma_wait<0>();
@@ -506,7 +530,8 @@ struct Decode {
       for (int i = 0; i < kSums; ++i) {
         const int owned = i * kConsumers + thread;
 #pragma unroll
-        for (int step = 1; step < 8; step *= 2) l[i] = __fadd_rn(l[i], __shfl_xor_sync(0xffffffffu, l[i], step));
+        for (int step = 1; step < 8; step *= 2)
+          l[i] = __fadd_rn(l[i], __shfl_xor_sync(0xffffffffu, l[i], step));
         if (owned % 8 == 0 && owned / 8 < kRows) shared.rows[owned / 8].l = l[i];
       }
       if (warp == 0 && g == 0) {
@@ -532,7 +557,7 @@ struct Decode {
         if (work.last_here) write_row(arguments, work, total_rows, total, warp, g, c, group);
       }
       if (work.last_here) {
-        if (lane == 0) barrier_arrive(&shared.q_empty);
+        if (lane == 0) barrier_arrive(&shared.q_empty[buffer]);
         if (!kFolds || !work.whole) {
           arrive(arguments, shared, work, thread, group);
           forget();  // so that no register is held for them through `arrive`
@@ -548,8 +573,8 @@ struct Decode {
   __device__ __forceinline__ static float sink_of(const Arguments& arguments, int head) {
     return arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + head);
   }
-  __device__ __forceinline__ static void write_lse(const Arguments& arguments, const Work& work, int head, int token,
-                                                   const Finish& row) {
+  __device__ __forceinline__ static void write_lse(const Arguments& arguments, const Work& work, int head,
+                                                   int token, const Finish& row) {
     const std::int64_t at = lse_index(arguments, work.sequence, work.range.q_row, head, token);
     if (arguments.lse != nullptr) arguments.lse[at] = row.lse;
     if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[at] = row.lse_with_sink;
@@ -557,21 +582,24 @@ struct Decode {
 
   /// Finishes rows that this CTA holds whole.
   __device__ __forceinline__ static void write_row(const Arguments& arguments, const Work& work,
-                                                   const RowSum (&rows)[kColumns], const float (&o)[kBlocks][kRows / 2],
-                                                   int warp, int g, int c, int group) {
+                                                   const RowSum (&rows)[kColumns],
+                                                   const float (&o)[kBlocks][kRows / 2], int warp, int g,
+                                                   int c, int group) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int token = row_of(i, c) / group, head = work.kv_head * group + row_of(i, c) % group;
       if (token >= work.range.q_tokens) continue;
       const Finish row = finish(rows[i].m, rows[i].l, sink_of(arguments, head));
       if (warp == 0 && g == 0) write_lse(arguments, work, head, token, row);
-      auto* out = static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
+      auto* out =
+          static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int column = 64 * block + 16 * warp + g + 8 * h;
-          if (column < arguments.d_v) out[column] = T(output(o[block][i / 2 * 4 + 2 * h + i % 2], row.factor));
+          if (column < arguments.d_v)
+            out[column] = T(output(o[block][i / 2 * 4 + 2 * h + i % 2], row.factor));
         }
       }
     }
@@ -579,14 +607,15 @@ struct Decode {
 
   // A saved state: kRows x kDv accumulators, then kRows x (m, l).
   static constexpr int kStateFloats = kRows * (kDv + 2);
-  __device__ __forceinline__ static float* state_of(const Arguments& arguments, const Work& work, int ordinal) {
+  __device__ __forceinline__ static float* state_of(const Arguments& arguments, const Work& work,
+                                                    int ordinal) {
     const std::int64_t row = std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
     return arguments.states + (row * arguments.max_segments + ordinal) * kStateFloats;
   }
 
   __device__ __forceinline__ static void save(const Arguments& arguments, const Work& work,
-                                              const RowSum (&rows)[kColumns], const float (&o)[kBlocks][kRows / 2], int warp,
-                                              int g, int c) {
+                                              const RowSum (&rows)[kColumns],
+                                              const float (&o)[kBlocks][kRows / 2], int warp, int g, int c) {
     float* state = state_of(arguments, work, work.ordinal);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
@@ -605,13 +634,15 @@ struct Decode {
   }
 
   /// Counts this CTA's segments of a shared row; the last CTA folds them all. The counter returns to 0.
-  __device__ __forceinline__ static void arrive(const Arguments& arguments, Shared& shared, const Work& work, int thread,
-                                                int group) {
+  __device__ __forceinline__ static void arrive(const Arguments& arguments, Shared& shared, const Work& work,
+                                                int thread, int group) {
     __threadfence();
     named_barrier_sync(1, kConsumers);
     if (thread == 0) {
-      std::uint32_t* counter = arguments.counters + 2 + std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
-      const int arrived = static_cast<int>(atomicAdd(counter, static_cast<std::uint32_t>(work.here))) + work.here;
+      std::uint32_t* counter =
+          arguments.counters + 2 + std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
+      const int arrived =
+          static_cast<int>(atomicAdd(counter, static_cast<std::uint32_t>(work.here))) + work.here;
       if (arrived == work.segments) atomicExch(counter, 0u);
       __threadfence();
       shared.arrived = arrived;
@@ -622,7 +653,8 @@ struct Decode {
 
   /// Folds the saved states of a row in ascending order and finishes it, sixteen segments at a time: their maxima and factors in
   /// parallel, so that only one multiply-add per segment is serial. A thread owns four columns of some rows.
-  __device__ static void combine(const Arguments& arguments, Shared& shared, const Work& work, int thread, int group) {
+  __device__ static void combine(const Arguments& arguments, Shared& shared, const Work& work, int thread,
+                                 int group) {
     constexpr int kAtOnce = 16;
     constexpr int kQuads = kDv / 4;
     constexpr int kItems = (kRows * kQuads + kConsumers - 1) / kConsumers;
@@ -651,7 +683,9 @@ struct Decode {
       for (int row = thread / kAtOnce; row < kRows; row += kConsumers / kAtOnce) {
         float2 sum = make_float2(negative_infinity(), 0.0f);
         if (k < here && row < rows) {
-          sum = __ldcg(reinterpret_cast<const float2*>(states + std::int64_t{base + k} * kStateFloats + kRows * kDv) + row);
+          sum = __ldcg(
+              reinterpret_cast<const float2*>(states + std::int64_t{base + k} * kStateFloats + kRows * kDv) +
+              row);
         }
         const float before = shared.rows[row].m;
         float m = sum.x;
@@ -671,7 +705,8 @@ struct Decode {
       for (int i = 0; i < kItems; ++i) {
         const int row = (i * kConsumers + thread) / kQuads, quad = (i * kConsumers + thread) % kQuads;
         if (row >= rows) continue;
-        const auto* part = reinterpret_cast<const float4*>(states + base * std::int64_t{kStateFloats} + row * kDv) + quad;
+        const auto* part =
+            reinterpret_cast<const float4*>(states + base * std::int64_t{kStateFloats} + row * kDv) + quad;
 #pragma unroll
         for (int first = 0; first < kAtOnce; first += kLoads) {
           float4 parts[kLoads];
@@ -701,7 +736,8 @@ struct Decode {
       const Finish end = finish(shared.rows[row].m, l[i], sink_of(arguments, head));
       if (quad == 0) write_lse(arguments, work, head, token, end);
       if (quad * 4 < arguments.d_v) {
-        auto* out = static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
+        auto* out = static_cast<T*>(arguments.out) +
+                    out_index(arguments, work.sequence, work.range.q_row, head, token);
         *reinterpret_cast<uint2*>(out + quad * 4) =
             make_uint2(pack<T>(output(o[i].x, end.factor), output(o[i].y, end.factor)),
                        pack<T>(output(o[i].z, end.factor), output(o[i].w, end.factor)));
@@ -712,7 +748,8 @@ struct Decode {
 };
 
 template <typename T, int kDqk, int kDv, int kRows, bool kCap>
-__global__ void __launch_bounds__((Decode<T, kDqk, kDv, kRows, kCap>::kThreads), (Decode<T, kDqk, kDv, kRows, kCap>::kCtasPerSm))
+__global__ void __launch_bounds__((Decode<T, kDqk, kDv, kRows, kCap>::kThreads),
+                                  (Decode<T, kDqk, kDv, kRows, kCap>::kCtasPerSm))
     decode_kernel(const __grid_constant__ Arguments arguments, const __grid_constant__ CUtensorMap q_map,
                   const __grid_constant__ CUtensorMap q_sink_map, const __grid_constant__ CUtensorMap k_map,
                   const __grid_constant__ CUtensorMap v_map) {
@@ -729,9 +766,9 @@ __global__ void __launch_bounds__((Decode<T, kDqk, kDv, kRows, kCap>::kThreads),
       barrier_init(&shared.full[slot], 1);
       barrier_init(&shared.empty[slot], kWarps);
     }
-    barrier_init(&shared.q_full, 1);
-    barrier_init(&shared.q_empty, kWarps);
     for (int slot = 0; slot < 2; ++slot) {
+      barrier_init(&shared.q_full[slot], 1);
+      barrier_init(&shared.q_empty[slot], kWarps);
       barrier_init(&shared.work_full[slot], 1);
       barrier_init(&shared.work_empty[slot], kWarps);
     }

@@ -25,7 +25,8 @@ Instance square(const Plan& plan) {
       if constexpr (kD <= 64) return decode_instance<T, kD, kD, 64, kCap>();
       break;  // `plan` asks for 64 rows of small heads only
   }
-  throw Error(ErrorCode::internal, fmt::format("no decode kernel has {} rows of head size {}", plan.rows, plan.d_qk));
+  throw Error(ErrorCode::internal,
+              fmt::format("no decode kernel has {} rows of head size {}", plan.rows, plan.d_qk));
 }
 
 template <typename T, bool kCap>

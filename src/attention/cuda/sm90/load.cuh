@@ -29,7 +29,8 @@ __device__ __forceinline__ int boxes_in_tile(const Arguments& arguments, int kv_
 
 /// The page of box `box` of the tile at `key`; -1 when there is none.
 template <int kTile>
-__device__ __forceinline__ int page_of(const Arguments& arguments, int sequence, int kv_tokens, int key, int box) {
+__device__ __forceinline__ int page_of(const Arguments& arguments, int sequence, int kv_tokens, int key,
+                                       int box) {
   if (arguments.page_table == nullptr || box >= boxes_in_tile<kTile>(arguments, kv_tokens, key)) return -1;
   const std::int32_t* pages = arguments.page_table + sequence * arguments.page_table_stride;
   return __ldg(pages + ((key + (box << arguments.box_shift)) >> arguments.page_shift));
@@ -39,9 +40,10 @@ __device__ __forceinline__ int page_of(const Arguments& arguments, int sequence,
 /// page_of its first one, which the caller fetches early because its latency is that of a trip to memory. Rows of missing
 /// pages and rows past the last box keep what shared memory held.
 template <int kTile, int kColumns>
-__device__ __forceinline__ void load_keys(const Arguments& arguments, const CUtensorMap& map, void* destination,
-                                          Barrier* barrier, int sequence, const SequenceRange& range, int head, int key,
-                                          int page, std::uint64_t policy, int lane) {
+__device__ __forceinline__ void load_keys(const Arguments& arguments, const CUtensorMap& map,
+                                          void* destination, Barrier* barrier, int sequence,
+                                          const SequenceRange& range, int head, int key, int page,
+                                          std::uint64_t policy, int lane) {
   constexpr int kRowBytes = kColumns * 2;
   constexpr int kBlockBytes = kTile * 128;
   auto* bytes = static_cast<unsigned char*>(destination);
@@ -76,15 +78,16 @@ __device__ __forceinline__ void load_keys(const Arguments& arguments, const CUte
     const int row = box << arguments.box_shift;
 #pragma unroll
     for (int block = 0; block < kColumns / kBlockColumns; ++block) {
-      tma_load(bytes + block * kBlockBytes + row * 128, &map, barrier, block * kBlockColumns, head, (key + row) & in_page,
-               page, policy);
+      tma_load(bytes + block * kBlockBytes + row * 128, &map, barrier, block * kBlockColumns, head,
+               (key + row) & in_page, page, policy);
     }
   }
 }
 
 /// Zeroes the rows of a loaded tile that `live` rejects; `threads` threads share the work. The caller fences.
 template <int kTile, int kColumns>
-__device__ __forceinline__ void clear_dead_rows(void* tile, const LiveRows& live, int key, int thread, int threads) {
+__device__ __forceinline__ void clear_dead_rows(void* tile, const LiveRows& live, int key, int thread,
+                                                int threads) {
   constexpr int kChunksPerRow = 8;  // of 16 bytes
   auto* chunks = static_cast<uint4*>(tile);
   for (int i = thread; i < kTile * kColumns / kBlockColumns * kChunksPerRow; i += threads) {

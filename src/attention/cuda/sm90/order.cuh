@@ -12,15 +12,23 @@ namespace basin::attention::sm90 {
 
 inline constexpr int kStepKeys = 16;
 /// Keys per update of the running maximum.
-constexpr int tile_keys(int d_qk) { return d_qk <= 128 ? 128 : 64; }
+constexpr int tile_keys(int d_qk) {
+  return d_qk <= 128 ? 128 : 64;
+}
 /// Keys per segment, the unit that CTAs may share out.
-constexpr int segment_keys(int d_qk) { return d_qk <= 192 ? 1024 : 2048; }
-constexpr int segment_tiles(int d_qk) { return segment_keys(d_qk) / tile_keys(d_qk); }
+constexpr int segment_keys(int d_qk) {
+  return d_qk <= 192 ? 1024 : 2048;
+}
+constexpr int segment_tiles(int d_qk) {
+  return segment_keys(d_qk) / tile_keys(d_qk);
+}
 
 /// A maximum moves only when a tile exceeds it by this much: P stays below 2^8 and most tiles need no rescaling.
 inline constexpr float kMaximumSlack = 8.0f;
 
-__device__ __forceinline__ float negative_infinity() { return __int_as_float(0xff800000); }
+__device__ __forceinline__ float negative_infinity() {
+  return __int_as_float(0xff800000);
+}
 
 /// The running maximum of a row after a tile whose largest score is `tile_maximum`.
 __device__ __forceinline__ float next_maximum(float m, float tile_maximum) {
@@ -28,17 +36,28 @@ __device__ __forceinline__ float next_maximum(float m, float tile_maximum) {
 }
 
 /// What is subtracted from scores: m, or 0 while no key has been seen (else -inf - -inf).
-__device__ __forceinline__ float shift_of(float m) { return m == negative_infinity() ? 0.0f : m; }
+__device__ __forceinline__ float shift_of(float m) {
+  return m == negative_infinity() ? 0.0f : m;
+}
 
 /// Probability of raw score s. Masked scores are -inf and give exactly 0.
 __device__ __forceinline__ float probability(float s, float factor, float shift) {
   return exp2_fast(__fmaf_rn(s, factor, -shift));
 }
 
-/// The soft cap of a raw score, without its outer factor: tanh(s * cap_factor / (2 log2 e)).
+/// The soft cap of a raw score, without its outer factor: tanh(y) with y = s * cap_factor / (2 log2 e). Near 0 the quotient
+/// loses digits that the caller multiplies by the cap, so a series takes over.
 __device__ __forceinline__ float soft_cap(float s, float cap_factor) {
-  const float e = exp2_fast(__fmul_rn(s, cap_factor));
-  return __fmaf_rn(-2.0f, reciprocal_fast(__fadd_rn(e, 1.0f)), 1.0f);
+  constexpr float kHalfLn2 = 0.34657359027997264f;
+  const float y2 = __fmul_rn(s, cap_factor);  // in units of log2, doubled
+  const float e = exp2_fast(y2);
+  const float far = __fmaf_rn(-2.0f, reciprocal_fast(__fadd_rn(e, 1.0f)), 1.0f);
+  const float y = __fmul_rn(y2, kHalfLn2);
+  const float square = __fmul_rn(y, y);
+  float near = __fmaf_rn(square, -17.0f / 315.0f, 2.0f / 15.0f);
+  near = __fmaf_rn(near, square, -1.0f / 3.0f);
+  near = __fmaf_rn(__fmul_rn(near, square), y, y);
+  return fabsf(y) < 0.2f ? near : far;
 }
 
 // The sum l of a segment is eight running sums by key mod 8. A tile adds to each the sum of its keys, taken in the
@@ -50,7 +69,9 @@ __device__ __forceinline__ float quarter_sum(float a, float b, float c, float d)
 __device__ __forceinline__ float tile_sum(float q0, float q1, float q2, float q3) {
   return __fadd_rn(__fadd_rn(q0, q1), __fadd_rn(q2, q3));
 }
-__device__ __forceinline__ float add_tile(float l, float rescale, float sum) { return __fmaf_rn(l, rescale, sum); }
+__device__ __forceinline__ float add_tile(float l, float rescale, float sum) {
+  return __fmaf_rn(l, rescale, sum);
+}
 
 /// How a segment joins the running total of a row: total = total * a + segment * b.
 struct Fold {
@@ -93,6 +114,8 @@ __device__ __forceinline__ Finish finish(float m, float l, float sink_logit) {
 }
 
 /// One element of the output before rounding to the storage type. Adding +0 makes every zero positive.
-__device__ __forceinline__ float output(float acc, float factor) { return __fmaf_rn(acc, factor, 0.0f); }
+__device__ __forceinline__ float output(float acc, float factor) {
+  return __fmaf_rn(acc, factor, 0.0f);
+}
 
 }  // namespace basin::attention::sm90

@@ -28,7 +28,8 @@ struct Prefill {
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumers;
   static constexpr int kStages = kDqk <= 64 ? 4 : 2;
-  static_assert(kRows - 64 <= kTile, "a warpgroup skips at most one tile while its values wait, or stages run out");
+  static_assert(kRows - 64 <= kTile,
+                "a warpgroup skips at most one tile while its values wait, or stages run out");
   // 64 K registers over 3 warpgroups (168 each at launch) or 4 (128 each).
   static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
@@ -69,11 +70,11 @@ struct Prefill {
 
   /// Finds the work behind tickets, which only grow. All lanes of a warp call it together.
   struct Finder {
-    int first_sequence = 0;      // of the 32 sequences under the lanes
-    int first_ticket = 0;        // of the first of them
-    int blocks = 0;              // row blocks of this lane's sequence
-    int before = 0;              // row blocks of the lanes below
-    int together = -1;           // row blocks of all 32; -1: not read yet
+    int first_sequence = 0;  // of the 32 sequences under the lanes
+    int first_ticket = 0;    // of the first of them
+    int blocks = 0;          // row blocks of this lane's sequence
+    int before = 0;          // row blocks of the lanes below
+    int together = -1;       // row blocks of all 32; -1: not read yet
 
     __device__ __forceinline__ void read(const Arguments& arguments, int lane) {
       const int sequence = first_sequence + lane;
@@ -159,7 +160,9 @@ struct Prefill {
       const int tiles = work.walk.count();
       const int kv_head = work.head / (arguments.h_q / arguments.h_kv);
       const auto page_at = [&](int i) {
-        return i < tiles ? page_of<kTile>(arguments, work.sequence, work.range.kv_tokens, work.walk.tile(i) * kTile, lane) : -1;
+        return i < tiles ? page_of<kTile>(arguments, work.sequence, work.range.kv_tokens,
+                                          work.walk.tile(i) * kTile, lane)
+                         : -1;
       };
       int page = page_at(0);
       for (int i = 0; i < tiles; ++i, ++use) {
@@ -168,8 +171,8 @@ struct Prefill {
         const int parity = (use / kStages + 1) % 2;
         const int key = work.walk.tile(i) * kTile;
         barrier_wait(&shared.k_empty[stage], parity);
-        load_keys<kTile, kDqk>(arguments, k_map, shared.k[stage], &shared.k_full[stage], work.sequence, work.range, kv_head,
-                               key, page, kEvictLast, lane);
+        load_keys<kTile, kDqk>(arguments, k_map, shared.k[stage], &shared.k_full[stage], work.sequence,
+                               work.range, kv_head, key, page, kEvictLast, lane);
         if (i == 0) {  // after the first keys, which need not wait for the previous block to finish
           barrier_wait(&shared.q_empty, (q_uses + 1) % 2);
           ++q_uses;
@@ -178,14 +181,15 @@ struct Prefill {
 #pragma unroll
             for (int column = 0; column < kDqk; column += kBlockColumns) {
               tma_load(shared.q + column * kRows, &q_map, &shared.q_full, column, work.head,
-                       work.range.q_row + work.first_token, arguments.q_begin == nullptr ? work.sequence : 0, kEvictFirst);
+                       work.range.q_row + work.first_token, arguments.q_begin == nullptr ? work.sequence : 0,
+                       kEvictFirst);
             }
           }
         }
         barrier_wait(&shared.v_empty[stage], parity);
         Barrier* arrival = work.live.all(key, kTile) ? &shared.v_full[stage] : &shared.v_loaded[stage];
-        load_keys<kTile, kDv>(arguments, v_map, shared.v[stage], arrival, work.sequence, work.range, kv_head, key, page,
-                              kEvictLast, lane);
+        load_keys<kTile, kDv>(arguments, v_map, shared.v[stage], arrival, work.sequence, work.range, kv_head,
+                              key, page, kEvictLast, lane);
         page = next_page;
       }
       __syncwarp();
@@ -240,18 +244,19 @@ struct Prefill {
 #pragma unroll
     for (int step = 0; step < kDqk / kStepKeys; ++step) {
       const int block = step / 4, inside = step % 4 * 32;
-      Wgmma<kKeys>::template shared<T, Major::k, Major::k>(s, advance(a, block * kRows * 128 + inside),
-                                                           advance(b, block * kTile * 128 + inside), step != 0);
+      Wgmma<kKeys>::template shared<T, Major::k, Major::k>(
+          s, advance(a, block * kRows * 128 + inside), advance(b, block * kTile * 128 + inside), step != 0);
     }
   }
 
   template <int kKeys>
-  __device__ __forceinline__ static void values(float (&o)[kDv / 2], const std::uint32_t (&p)[kKeys / 16][4], const T* v,
-                                                bool keep) {
+  __device__ __forceinline__ static void values(float (&o)[kDv / 2], const std::uint32_t (&p)[kKeys / 16][4],
+                                                const T* v, bool keep) {
     const std::uint64_t b = swizzled_operand(v, kTile * 128);
 #pragma unroll
     for (int step = 0; step < kKeys / kStepKeys; ++step) {
-      Wgmma<kDv>::template registers<T, Major::mn>(o, p[step], advance(b, step * kStepKeys * 128), keep || step != 0);
+      Wgmma<kDv>::template registers<T, Major::mn>(o, p[step], advance(b, step * kStepKeys * 128),
+                                                   keep || step != 0);
     }
   }
 
@@ -263,14 +268,16 @@ struct Prefill {
       return n / 8 * 2 + min(n % 8, 2);
     };
     const int begin = columns_below(keys.begin);
-    return bit_range(0, columns_below(keys.sink_end)) | bit_range(begin, max(columns_below(keys.end) - begin, 0));
+    return bit_range(0, columns_below(keys.sink_end)) |
+           bit_range(begin, max(columns_below(keys.end) - begin, 0));
   }
 
   /// One tile of scores becomes unrounded probabilities, in place; rows' m and l advance; `rescale` is for O. The thread's
   /// rows stand at positions p and p + 8, its first column is `key`.
   template <int kKeys>
-  __device__ __forceinline__ static void softmax(const Arguments& arguments, Rows& rows, float (&s)[kKeys / 2],
-                                                 float (&rescale)[2], bool masked, int p, int kv_tokens, int key) {
+  __device__ __forceinline__ static void softmax(const Arguments& arguments, Rows& rows,
+                                                 float (&s)[kKeys / 2], float (&rescale)[2], bool masked,
+                                                 int p, int kv_tokens, int key) {
     if constexpr (kCap) {
 #pragma unroll
       for (int i = 0; i < kKeys / 2; ++i) s[i] = soft_cap(s[i], arguments.cap_factor);
@@ -330,13 +337,15 @@ struct Prefill {
             quarter[w] = __fadd_rn(s[i], s[i + 4]);
           }
         }
-        rows.l[r][e] = add_tile(rows.l[r][e], rescale[r], tile_sum(quarter[0], quarter[1], quarter[2], quarter[3]));
+        rows.l[r][e] =
+            add_tile(rows.l[r][e], rescale[r], tile_sum(quarter[0], quarter[1], quarter[2], quarter[3]));
       }
     }
   }
 
   template <int kKeys>
-  __device__ __forceinline__ static void round_probabilities(std::uint32_t (&p)[kKeys / 16][4], const float (&s)[kKeys / 2]) {
+  __device__ __forceinline__ static void round_probabilities(std::uint32_t (&p)[kKeys / 16][4],
+                                                             const float (&s)[kKeys / 2]) {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
 #pragma unroll
@@ -353,12 +362,13 @@ struct Prefill {
 
   /// Folds a finished segment into the running total. `done` and `total_rows` point at the first of the thread's rows; the
   /// four threads of a row all need them, and the first of the four writes.
-  __device__ __forceinline__ static void fold(const float (&o)[kDv / 2], float4 (&total)[kDv / 8][32], RowSum* total_rows,
-                                              const RowSum* done, int lane, bool first) {
+  __device__ __forceinline__ static void fold(const float (&o)[kDv / 2], float4 (&total)[kDv / 8][32],
+                                              RowSum* total_rows, const RowSum* done, int lane, bool first) {
     const RowSum low_done = done[0], high_done = done[8];
     if (first) {
 #pragma unroll
-      for (int i = 0; i < kDv / 8; ++i) total[i][lane] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+      for (int i = 0; i < kDv / 8; ++i)
+        total[i][lane] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
       if (lane % 4 == 0) total_rows[0] = low_done, total_rows[8] = high_done;
       __syncwarp();
       return;
@@ -381,10 +391,12 @@ struct Prefill {
   }
 
   /// Rounds and stores the 16 rows of a warp through its part of `total`.
-  __device__ __forceinline__ static void store(const Arguments& arguments, const Work& work, float (&o)[kDv / 2],
-                                               const float (&factor)[2], void* staging, int first_row, int lane) {
+  __device__ __forceinline__ static void store(const Arguments& arguments, const Work& work,
+                                               float (&o)[kDv / 2], const float (&factor)[2], void* staging,
+                                               int first_row, int lane) {
     constexpr int kChunks = kDv / 8;  // of 16 bytes, per row
-    asm volatile("" : "+r"(lane));    // addresses are computed here, not kept in registers through the main loop
+    asm volatile(""
+                 : "+r"(lane));  // addresses are computed here, not kept in registers through the main loop
     const int g = lane / 4, c = lane % 4;
     auto* words = static_cast<std::uint32_t*>(staging);
     __syncwarp();  // other lanes have read their totals
@@ -404,7 +416,8 @@ struct Prefill {
     const int j = lane % kChunks;
     const int tokens_left = j * 8 < arguments.d_v ? work.range.q_tokens - first_row : 0;
     auto* out = static_cast<T*>(arguments.out) +
-                out_index(arguments, work.sequence, work.range.q_row, work.head, first_row + lane / kChunks) + j * 8;
+                out_index(arguments, work.sequence, work.range.q_row, work.head, first_row + lane / kChunks) +
+                j * 8;
     const std::int64_t stride = kRowsAtOnce * arguments.out_token;
 #pragma unroll
     for (int row = lane / kChunks; row < 16; row += kRowsAtOnce) {
@@ -424,7 +437,8 @@ struct Prefill {
     const int lane = thread % 32, warp = thread / 32;
     const int c = lane % 4;
     const bool leader = lane == 0;  // every warp releases for itself: a slow one must not miss a phase
-    const int own_row = 64 * warpgroup + warp % 4 * 16 + lane / 4;  // in the block; the thread's other row is 8 below
+    const int own_row =
+        64 * warpgroup + warp % 4 * 16 + lane / 4;  // in the block; the thread's other row is 8 below
     float4(&total)[kDv / 8][32] = shared.total[warp];
     RowSum* total_rows = shared.total_rows + own_row;
     RowSum* done_rows = shared.done_rows + own_row;
@@ -456,12 +470,14 @@ struct Prefill {
       restart(rows);
 #pragma unroll
       for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+      wgmma_touch(o);
       bool folded_any = false;
-      bool fresh = true;         // o holds nothing of the current segment
-      int pending = 0;           // the use of the tile whose unrounded probabilities s holds
-      int running_stage = -1;    // stage of the values that the tensor cores are reading
+      bool fresh = true;       // o holds nothing of the current segment
+      int pending = 0;         // the use of the tile whose unrounded probabilities s holds
+      int running_stage = -1;  // stage of the values that the tensor cores are reading
       int segment = 0;
-      bool new_segment = false;  // the pending tile is the first of a segment, and o belongs to the one before
+      bool new_segment =
+          false;  // the pending tile is the first of a segment, and o belongs to the one before
 
       const auto segment_done = [&] {
 #pragma unroll
@@ -513,8 +529,10 @@ struct Prefill {
           multiply_pending();
           wgmma_commit();
         }
-        if (accumulate) wgmma_wait<1>();
-        else wgmma_wait<0>();
+        if (accumulate)
+          wgmma_wait<1>();
+        else
+          wgmma_wait<0>();
         wgmma_touch(s);
         if (leader) barrier_arrive(&shared.k_empty[stage]);
       };
@@ -533,8 +551,8 @@ struct Prefill {
       int tile = range == 0 ? 0 : walk.first;
       // A first tile that holds a few sink tokens and nothing else takes one step of keys instead of eight: the others would
       // multiply zeros, and leaving them out changes no bit.
-      const bool narrow = !kCap && walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys && walk.first > 0 &&
-                          walk.last > walk.first;
+      const bool narrow = !kCap && walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys &&
+                          walk.last > walk.first && row_keys(arguments, p_first, kv_tokens).begin >= kTile;
       if (narrow) {
         const int stage = use % kStages, parity = use / kStages % 2;
         float sinks[kStepKeys / 2];
@@ -577,7 +595,8 @@ struct Prefill {
             running_stage = pending % kStages;
             fresh = false;
             new_segment = tile / kSegmentTiles != segment;
-            if (new_segment) [[unlikely]] segment_done();
+            if (new_segment) [[unlikely]]
+              segment_done();
             take_scores(tile);
           }
         }
@@ -606,7 +625,8 @@ struct Prefill {
         end = total_rows;
       }
 
-      const float sink = arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + work.head);
+      const float sink =
+          arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + work.head);
       float factor[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -632,7 +652,8 @@ __global__ void __launch_bounds__((Prefill<T, kDqk, kDv, kCap>::kThreads), 1)
   using P = Prefill<T, kDqk, kDv, kCap>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, and known to be
+  const int warp =
+      __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, and known to be
   if (threadIdx.x == 0) {
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);

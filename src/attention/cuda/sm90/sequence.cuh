@@ -6,9 +6,9 @@
 namespace basin::attention::sm90 {
 
 struct SequenceRange {
-  int q_row;      // first row in q: of its batch entry (dense) or of the whole tensor (ragged)
+  int q_row;  // first row in q: of its batch entry (dense) or of the whole tensor (ragged)
   int q_tokens;
-  int kv_row;     // first row in k and v; 0 when dense or paged
+  int kv_row;  // first row in k and v; 0 when dense or paged
   int kv_tokens;
 };
 
@@ -33,14 +33,15 @@ __device__ __forceinline__ SequenceRange sequence_range(const Arguments& argumen
 }
 
 /// The element of `lse` that belongs to query `token` of a sequence, from `range` and the head.
-__device__ __forceinline__ std::int64_t lse_index(const Arguments& arguments, int sequence, int q_row, int head,
-                                                  int token) {
-  return (arguments.q_begin == nullptr ? sequence * arguments.lse_batch : 0) + head * arguments.lse_head + q_row + token;
+__device__ __forceinline__ std::int64_t lse_index(const Arguments& arguments, int sequence, int q_row,
+                                                  int head, int token) {
+  return (arguments.q_begin == nullptr ? sequence * arguments.lse_batch : 0) + head * arguments.lse_head +
+         q_row + token;
 }
 
 /// The first element of the output row of query `token` of a sequence.
-__device__ __forceinline__ std::int64_t out_index(const Arguments& arguments, int sequence, int q_row, int head,
-                                                  int token) {
+__device__ __forceinline__ std::int64_t out_index(const Arguments& arguments, int sequence, int q_row,
+                                                  int head, int token) {
   return (arguments.q_begin == nullptr ? sequence * arguments.out_batch : 0) +
          static_cast<std::int64_t>(q_row + token) * arguments.out_token + head * arguments.out_head;
 }

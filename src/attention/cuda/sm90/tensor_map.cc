@@ -46,13 +46,11 @@ CUtensorMap tensor_map(const ConstView& view, int tokens, int heads, const void*
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(heads), static_cast<cuuint32_t>(tokens), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   void* base = const_cast<void*>(empty ? placeholder : view.data);
-  // A row narrower than 256 bytes must not pull its neighbour's bytes into the L2: another CTA reads those, too late.
-  const auto promotion = view.shape[column] > 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
   CUtensorMap map;
   const CUresult result = encode(
       &map, view.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
       base, shape, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw Error(ErrorCode::internal,
                 fmt::format("the CUDA driver refused a tensor map (error {}): shape [{}, {}, {}, {}], "

@@ -10,7 +10,9 @@ struct RowKeys {
   int sink_end;
   int begin;
   int end;
-  __device__ __forceinline__ bool sees(int key) const { return key < sink_end || (key >= begin && key < end); }
+  __device__ __forceinline__ bool sees(int key) const {
+    return key < sink_end || (key >= begin && key < end);
+  }
 };
 
 /// For the row at position p (which may be negative) of a sequence with kv_tokens keys.
@@ -30,13 +32,18 @@ struct TileWalk {
   int last;
   __device__ __forceinline__ int count() const { return sink_tiles + last - first; }
   __device__ __forceinline__ int tile(int i) const { return i < sink_tiles ? i : first + i - sink_tiles; }
-  __device__ __forceinline__ int index(int tile) const { return tile < sink_tiles ? tile : sink_tiles + tile - first; }
-  __device__ __forceinline__ bool has(int tile) const { return tile < sink_tiles || (tile >= first && tile < last); }
+  __device__ __forceinline__ int index(int tile) const {
+    return tile < sink_tiles ? tile : sink_tiles + tile - first;
+  }
+  __device__ __forceinline__ bool has(int tile) const {
+    return tile < sink_tiles || (tile >= first && tile < last);
+  }
 };
 
 /// Rows at positions p_first..p_last. Every bound of row_keys grows with p, so the ends of the block suffice.
 template <int kTile>
-__device__ __forceinline__ TileWalk tile_walk(const Arguments& arguments, int p_first, int p_last, int kv_tokens) {
+__device__ __forceinline__ TileWalk tile_walk(const Arguments& arguments, int p_first, int p_last,
+                                              int kv_tokens) {
   const RowKeys low = row_keys(arguments, p_first, kv_tokens);
   const RowKeys high = row_keys(arguments, p_last, kv_tokens);
   TileWalk walk;
@@ -50,7 +57,8 @@ __device__ __forceinline__ TileWalk tile_walk(const Arguments& arguments, int p_
 
 /// Tiles that every row at positions p_first..p_last sees whole, in the same form; they need no mask.
 template <int kTile>
-__device__ __forceinline__ TileWalk unmasked_tiles(const Arguments& arguments, int p_first, int p_last, int kv_tokens) {
+__device__ __forceinline__ TileWalk unmasked_tiles(const Arguments& arguments, int p_first, int p_last,
+                                                   int kv_tokens) {
   const RowKeys low = row_keys(arguments, p_first, kv_tokens);
   const RowKeys high = row_keys(arguments, p_last, kv_tokens);
   return {low.sink_end / kTile, (high.begin + kTile - 1) / kTile, low.end / kTile};
@@ -62,7 +70,9 @@ struct LiveRows {
   int sink_end;
   int begin;
   int end;
-  __device__ __forceinline__ bool live(int key) const { return key < sink_end || (key >= begin && key < end); }
+  __device__ __forceinline__ bool live(int key) const {
+    return key < sink_end || (key >= begin && key < end);
+  }
   __device__ __forceinline__ bool all(int key, int keys) const {
     return key + keys <= sink_end || (key >= begin && key + keys <= end);
   }

@@ -26,7 +26,8 @@ __device__ __forceinline__ void barrier_arrive(Barrier* barrier) {
 
 /// Arrives once and expects `bytes` more from the copy engine in this phase.
 __device__ __forceinline__ void barrier_arrive_expect(Barrier* barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
                : "memory");
 }
 

@@ -20,8 +20,8 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
 
 /// Loads the box at (column, head, token, page) into `destination`; the bytes are counted on `barrier`. Rows and columns
 /// outside the tensor read as zero.
-__device__ __forceinline__ void tma_load(void* destination, const CUtensorMap* map, Barrier* barrier, int column,
-                                         int head, int token, int page, std::uint64_t policy) {
+__device__ __forceinline__ void tma_load(void* destination, const CUtensorMap* map, Barrier* barrier,
+                                         int column, int head, int token, int page, std::uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(destination)),

@@ -61,45 +61,45 @@ template <int kColumns>
 struct Wgmma;  // one specialisation for each N below
 
 // The instruction text for N columns (R = N / 2 registers), for both element types.
-#define BASIN_WGMMA_SS(TYPE, N, REGISTERS, A, B, KEEP, TA, TB, ...)                                      \
-  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                    \
+#define BASIN_WGMMA_SS(TYPE, N, REGISTERS, A, B, KEEP, TA, TB, ...)                                          \
+  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP                                                \
+               ", 0;\n"                                                                                      \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B \
-               ", keep, 1, 1, " TA ", " TB ";\n}\n"                                                        \
-               : __VA_ARGS__                                                                               \
+               ", keep, 1, 1, " TA ", " TB ";\n}\n"                                                          \
+               : __VA_ARGS__                                                                                 \
                : "l"(a), "l"(b), "r"(keep), "n"(int{kMajorA == Major::mn}), "n"(int{kMajorB == Major::mn}))
-#define BASIN_WGMMA_RS(TYPE, N, REGISTERS, A0, A1, A2, A3, B, KEEP, TB, ...)                              \
-  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                    \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {" A0     \
-               ", " A1 ", " A2 ", " A3 "}, " B ", keep, 1, 1, " TB ";\n}\n"                                \
-               : __VA_ARGS__                                                                               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep), "n"(int{kMajorB == Major::mn}))
+#define BASIN_WGMMA_RS(TYPE, N, REGISTERS, A0, A1, A2, A3, B, KEEP, TB, ...)                            \
+  asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP                                           \
+               ", 0;\n"                                                                                 \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {" A0 \
+               ", " A1 ", " A2 ", " A3 "}, " B ", keep, 1, 1, " TB ";\n}\n"                             \
+               : __VA_ARGS__                                                                            \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep),                         \
+                 "n"(int{kMajorB == Major::mn}))
 
-#define BASIN_R4 \
-  "%0, %1, %2, %3"
+#define BASIN_R4 "%0, %1, %2, %3"
 #define BASIN_D4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define BASIN_R8 \
-  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define BASIN_R8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define BASIN_D8(d, i) BASIN_D4(d, i), BASIN_D4(d, i + 4)
-#define BASIN_R16 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define BASIN_R16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define BASIN_D16(d, i) BASIN_D8(d, i), BASIN_D8(d, i + 8)
-#define BASIN_R32 \
+#define BASIN_R32                                                          \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define BASIN_D32(d, i) BASIN_D16(d, i), BASIN_D16(d, i + 16)
-#define BASIN_R64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+#define BASIN_R64                                                                    \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define BASIN_D64(d, i) BASIN_D32(d, i), BASIN_D32(d, i + 32)
-#define BASIN_R128 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+#define BASIN_R128                                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define BASIN_D128(d, i) BASIN_D64(d, i), BASIN_D64(d, i + 64)
@@ -117,14 +117,12 @@ struct Wgmma<8> {
   }
   /// d = A B + (keep ? d : 0), A in registers.
   template <typename T, Major kMajorB>
-  __device__ __forceinline__ static void registers(float (&d)[4], const std::uint32_t (&a)[4], std::uint64_t b,
-                                                   int keep) {
+  __device__ __forceinline__ static void registers(float (&d)[4], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
     if constexpr (__is_same(T, __nv_bfloat16)) {
-      BASIN_WGMMA_RS("bf16", 8, BASIN_R4, "%4", "%5", "%6", "%7", "%8", "%9", "%10",
-                     BASIN_D4(d, 0));
+      BASIN_WGMMA_RS("bf16", 8, BASIN_R4, "%4", "%5", "%6", "%7", "%8", "%9", "%10", BASIN_D4(d, 0));
     } else {
-      BASIN_WGMMA_RS("f16", 8, BASIN_R4, "%4", "%5", "%6", "%7", "%8", "%9", "%10",
-                     BASIN_D4(d, 0));
+      BASIN_WGMMA_RS("f16", 8, BASIN_R4, "%4", "%5", "%6", "%7", "%8", "%9", "%10", BASIN_D4(d, 0));
     }
   }
 };
@@ -142,14 +140,12 @@ struct Wgmma<16> {
   }
   /// d = A B + (keep ? d : 0), A in registers.
   template <typename T, Major kMajorB>
-  __device__ __forceinline__ static void registers(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t b,
-                                                   int keep) {
+  __device__ __forceinline__ static void registers(float (&d)[8], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
     if constexpr (__is_same(T, __nv_bfloat16)) {
-      BASIN_WGMMA_RS("bf16", 16, BASIN_R8, "%8", "%9", "%10", "%11", "%12", "%13", "%14",
-                     BASIN_D8(d, 0));
+      BASIN_WGMMA_RS("bf16", 16, BASIN_R8, "%8", "%9", "%10", "%11", "%12", "%13", "%14", BASIN_D8(d, 0));
     } else {
-      BASIN_WGMMA_RS("f16", 16, BASIN_R8, "%8", "%9", "%10", "%11", "%12", "%13", "%14",
-                     BASIN_D8(d, 0));
+      BASIN_WGMMA_RS("f16", 16, BASIN_R8, "%8", "%9", "%10", "%11", "%12", "%13", "%14", BASIN_D8(d, 0));
     }
   }
 };
@@ -167,14 +163,12 @@ struct Wgmma<32> {
   }
   /// d = A B + (keep ? d : 0), A in registers.
   template <typename T, Major kMajorB>
-  __device__ __forceinline__ static void registers(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b,
-                                                   int keep) {
+  __device__ __forceinline__ static void registers(float (&d)[16], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
     if constexpr (__is_same(T, __nv_bfloat16)) {
-      BASIN_WGMMA_RS("bf16", 32, BASIN_R16, "%16", "%17", "%18", "%19", "%20", "%21", "%22",
-                     BASIN_D16(d, 0));
+      BASIN_WGMMA_RS("bf16", 32, BASIN_R16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", BASIN_D16(d, 0));
     } else {
-      BASIN_WGMMA_RS("f16", 32, BASIN_R16, "%16", "%17", "%18", "%19", "%20", "%21", "%22",
-                     BASIN_D16(d, 0));
+      BASIN_WGMMA_RS("f16", 32, BASIN_R16, "%16", "%17", "%18", "%19", "%20", "%21", "%22", BASIN_D16(d, 0));
     }
   }
 };
@@ -192,14 +186,12 @@ struct Wgmma<64> {
   }
   /// d = A B + (keep ? d : 0), A in registers.
   template <typename T, Major kMajorB>
-  __device__ __forceinline__ static void registers(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b,
-                                                   int keep) {
+  __device__ __forceinline__ static void registers(float (&d)[32], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
     if constexpr (__is_same(T, __nv_bfloat16)) {
-      BASIN_WGMMA_RS("bf16", 64, BASIN_R32, "%32", "%33", "%34", "%35", "%36", "%37", "%38",
-                     BASIN_D32(d, 0));
+      BASIN_WGMMA_RS("bf16", 64, BASIN_R32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", BASIN_D32(d, 0));
     } else {
-      BASIN_WGMMA_RS("f16", 64, BASIN_R32, "%32", "%33", "%34", "%35", "%36", "%37", "%38",
-                     BASIN_D32(d, 0));
+      BASIN_WGMMA_RS("f16", 64, BASIN_R32, "%32", "%33", "%34", "%35", "%36", "%37", "%38", BASIN_D32(d, 0));
     }
   }
 };
@@ -217,14 +209,13 @@ struct Wgmma<128> {
   }
   /// d = A B + (keep ? d : 0), A in registers.
   template <typename T, Major kMajorB>
-  __device__ __forceinline__ static void registers(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b,
-                                                   int keep) {
+  __device__ __forceinline__ static void registers(float (&d)[64], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
     if constexpr (__is_same(T, __nv_bfloat16)) {
       BASIN_WGMMA_RS("bf16", 128, BASIN_R64, "%64", "%65", "%66", "%67", "%68", "%69", "%70",
                      BASIN_D64(d, 0));
     } else {
-      BASIN_WGMMA_RS("f16", 128, BASIN_R64, "%64", "%65", "%66", "%67", "%68", "%69", "%70",
-                     BASIN_D64(d, 0));
+      BASIN_WGMMA_RS("f16", 128, BASIN_R64, "%64", "%65", "%66", "%67", "%68", "%69", "%70", BASIN_D64(d, 0));
     }
   }
 };
@@ -242,8 +233,8 @@ struct Wgmma<256> {
   }
   /// d = A B + (keep ? d : 0), A in registers.
   template <typename T, Major kMajorB>
-  __device__ __forceinline__ static void registers(float (&d)[128], const std::uint32_t (&a)[4], std::uint64_t b,
-                                                   int keep) {
+  __device__ __forceinline__ static void registers(float (&d)[128], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
     if constexpr (__is_same(T, __nv_bfloat16)) {
       BASIN_WGMMA_RS("bf16", 256, BASIN_R128, "%128", "%129", "%130", "%131", "%132", "%133", "%134",
                      BASIN_D128(d, 0));
