@@ -196,29 +196,31 @@ void Rope::rotate(ConstView x, const RopeTable& table, View out, ThreadPool& poo
                             name(x.dtype), name(out.dtype), tokens, table.tokens, d, rotary_dim_));
   }
   const bool halves = layout_ == RopeLayout::half;
-  Head head{nullptr, nullptr, half, halves ? 1 : 2, halves ? half : 1, d};
   constexpr std::int64_t kTokensPerTask = 16;
-  pool.parallel_for(
-      (tokens + kTokensPerTask - 1) / kTokensPerTask, [&, head](std::int64_t task, int) mutable {
-        for (std::int64_t t = task * kTokensPerTask; t < std::min(tokens, (task + 1) * kTokensPerTask); ++t) {
-          head.cosine = table.cosine.data() + t * half;
-          head.sine = table.sine.data() + t * half;
-          for (std::int64_t h = 0; h < heads; ++h) {
-            const float* from = static_cast<const float*>(x.data) + t * x.stride[0] + h * x.stride[1];
-            const std::int64_t to = t * out.stride[0] + h * out.stride[1];
-            switch (out.dtype) {
-              case DType::f16:
-                rotate_head(head, from, static_cast<f16*>(out.data) + to);
-                break;
-              case DType::bf16:
-                rotate_head(head, from, static_cast<bf16*>(out.data) + to);
-                break;
-              default:
-                rotate_head(head, from, static_cast<float*>(out.data) + to);
-            }
-          }
+  pool.parallel_for((tokens + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
+    for (std::int64_t t = task * kTokensPerTask; t < std::min(tokens, (task + 1) * kTokensPerTask); ++t) {
+      const Head head{table.cosine.data() + t * half,
+                      table.sine.data() + t * half,
+                      half,
+                      halves ? 1 : 2,
+                      halves ? half : 1,
+                      d};
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const float* from = static_cast<const float*>(x.data) + t * x.stride[0] + h * x.stride[1];
+        const std::int64_t to = t * out.stride[0] + h * out.stride[1];
+        switch (out.dtype) {
+          case DType::f16:
+            rotate_head(head, from, static_cast<f16*>(out.data) + to);
+            break;
+          case DType::bf16:
+            rotate_head(head, from, static_cast<bf16*>(out.data) + to);
+            break;
+          default:
+            rotate_head(head, from, static_cast<float*>(out.data) + to);
         }
-      });
+      }
+    }
+  });
 }
 
 }  // namespace basin::ops

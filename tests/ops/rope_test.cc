@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <numeric>
 #include <vector>
 
 #include "basin/base/error.h"
@@ -153,6 +154,25 @@ TEST(RopeRotate, ScoresDependOnDistanceOnly) {
   EXPECT_NEAR(score(1000, 990), score(10, 0), 2e-6);
   EXPECT_NEAR(score(4'000'000, 3'999'990), score(10, 0), 2e-6);
   EXPECT_GT(std::fabs(score(10, 0) - score(11, 0)), 1e-2);
+}
+
+TEST(RopeRotate, ThreadsShareNothing) {
+  constexpr std::int64_t kTokens = 2048, kHeads = 2, kHead = 32;
+  const Rope rope(config(RopeType::standard, kHead), RopeLayout::half);
+  std::vector<std::int64_t> positions(kTokens);
+  std::iota(positions.begin(), positions.end(), 0);
+  const RopeTable table = rope.table(positions);
+  const std::vector<float> x(kTokens * kHeads * kHead, 0.7f);
+  const ConstView in = contiguous(static_cast<const void*>(x.data()), DType::f32, {kTokens, kHeads, kHead});
+  const auto rotated = [&](ThreadPool& pool) {
+    std::vector<float> y(x.size());
+    rope.rotate(in, table, contiguous(static_cast<void*>(y.data()), DType::f32, {kTokens, kHeads, kHead}),
+                pool);
+    return y;
+  };
+  ThreadPool one(1), four(4);
+  const std::vector<float> expected = rotated(one);
+  for (int i = 0; i < 50; ++i) ASSERT_EQ(rotated(four), expected) << "run " << i;
 }
 
 TEST(RopeRotate, WritesHalfTypes) {
