@@ -107,6 +107,9 @@ endfunction()
 # namespace basin::...::BASIN_TARGET; Highway's static dispatch follows the flags. Such a source must not emit
 # inline or template functions of shared headers (the linker would keep one copy, built for any target), so it
 # includes only plain declarations, intrinsics and Highway; tools/check_kernel_symbols.py holds it to that.
+# Under the sanitizers the references of inlined lambdas to each other's locals are not checked (use after scope, null):
+# they are most of a kernel, and GCC takes more than two minutes over them, and 25 s without. All reads and writes of
+# memory, shifts, overflows and alignment are checked as elsewhere. Debug information is line numbers only.
 function(basin_cpu_kernels module)
   set(flags_generic "")
   set(flags_avx2 -march=haswell -mtune=generic)
@@ -118,6 +121,9 @@ function(basin_cpu_kernels module)
     target_compile_definitions(${objects} PRIVATE BASIN_TARGET=${target} BASIN_TARGET_${target}=1
                                HWY_DISABLE_PCLMUL_AES=1)  # -march=haswell has no AES, which we never use
     target_compile_options(${objects} PRIVATE ${flags_${target}})
+    if(BASIN_SANITIZE OR BASIN_FUZZ)
+      target_compile_options(${objects} PRIVATE -g1 -fno-sanitize=null -fno-sanitize-address-use-after-scope)
+    endif()
     target_sources(basin_${module} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
 endfunction()

@@ -54,6 +54,24 @@ BASIN_INLINE void unroll(const Body& body) {
   }
 }
 
+#if defined(__AVX512F__)
+// Sixteen 4-byte words, or thirty-two 2-byte ones: those whose bit is set, zero and unread where it is not. The address
+// sanitizer does not see masked loads, so it gets one load per word.
+template <typename Word, typename Mask>
+BASIN_INLINE __m512i load_masked(Mask mask, const std::byte* p) {
+#if defined(__SANITIZE_ADDRESS__)
+  alignas(64) Word word[64 / sizeof(Word)] = {};
+  for (unsigned i = 0; i < 64 / sizeof(Word); ++i) {
+    if (((mask >> i) & 1) != 0) __builtin_memcpy(&word[i], p + i * sizeof(Word), sizeof(Word));
+  }
+  return _mm512_load_si512(word);
+#else
+  if constexpr (sizeof(Word) == 4) return _mm512_maskz_loadu_epi32(mask, p);
+  if constexpr (sizeof(Word) == 2) return _mm512_maskz_loadu_epi16(mask, p);
+#endif
+}
+#endif
+
 struct F16 {
   V part[kParts];
 };

@@ -8,6 +8,7 @@
 #include "basin/base/error.h"
 #include "ops/linear.h"
 #include "ops/weights.h"
+#include "support/sanitizer.h"
 
 namespace basin::ops::tests {
 namespace {
@@ -82,6 +83,30 @@ TEST_F(LinearHostile, ReadsAndWritesOnlyItsOwn) {
     }
   }
 }
+
+#ifdef BASIN_HAS_ADDRESS_SANITIZER
+// The kernels are compiled with fewer checks than the rest (cmake/options.cmake): these must stay.
+TEST_F(LinearHostile, TheSanitizerSeesAReadBeyondTheWeightsAndAWriteBeyondTheOutputs) {
+  constexpr std::int64_t kInputs = 64, kOutputs = 5;
+  const std::vector<float> x = random_floats(kInputs, 1);
+  for (const DType dtype : kWeightTypes) {
+    const Weights weights(dtype, kOutputs, kInputs, 2);
+    const std::vector<std::byte> cut(weights.matrix.data, weights.bytes.data() + weights.bytes.size() - 1);
+    WeightMatrix cut_matrix = weights.matrix;
+    cut_matrix.data = cut.data();
+    for (const Compute compute : {Compute::fp32, Compute::fast}) {
+      const auto run = [&](const WeightMatrix& matrix, std::size_t outputs) {
+        ThreadPool pool(1);
+        std::vector<float> y(outputs);
+        const LinearOutput output{&matrix, nullptr, y.data(), kOutputs};
+        linear(x.data(), kInputs, 1, {&output, 1}, compute, pool);
+      };
+      EXPECT_DEATH(run(cut_matrix, kOutputs), "AddressSanitizer") << name(dtype);
+      EXPECT_DEATH(run(weights.matrix, kOutputs - 1), "AddressSanitizer") << name(dtype);
+    }
+  }
+}
+#endif
 
 TEST_F(LinearHostile, NoTokensWriteNothing) {
   ThreadPool pool(1);

@@ -99,7 +99,7 @@ BASIN_INLINE void pack_group(const std::byte* const* row, std::ptrdiff_t offset,
             const __mmask16 mask = p == nullptr    ? __mmask16{0}
                                    : columns == 16 ? __mmask16{0xffff}
                                                    : __mmask16{0xff};
-            return _mm512_maskz_loadu_epi32(mask, p + offset + 4 * s);
+            return load_masked<std::uint32_t>(mask, p + offset + 4 * s);
           } else {
             return p == nullptr ? _mm512_setzero_si512()
                                 : _mm512_castps_si512(load_stored<kStorage>(p + offset + 2 * s).part[0].raw);

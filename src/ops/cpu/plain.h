@@ -70,7 +70,7 @@ BASIN_INLINE void bf16_tile(const Panel& panel, const std::byte* weight, std::in
   const auto step = [&](std::int64_t k, __mmask32 mask) BASIN_LAMBDA {
     __m512i w[R];
     unroll<R>([&](auto r)
-                  BASIN_LAMBDA { w[r] = _mm512_maskz_loadu_epi16(mask, weight + r * row_bytes + 2 * k); });
+                  BASIN_LAMBDA { w[r] = load_masked<std::uint16_t>(mask, weight + r * row_bytes + 2 * k); });
     unroll<T>([&](auto t) BASIN_LAMBDA {
       const __m512i a = _mm512_loadu_si512(x + t * panel.x.row_bytes + 2 * k);  // padded with zeros
       unroll<R>([&](auto r) BASIN_LAMBDA {

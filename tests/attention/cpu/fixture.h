@@ -17,7 +17,7 @@ class CpuTest : public testing::Test {
  protected:
   void SetUp() override {
     const char* forced = std::getenv("BASIN_CPU");
-    if (forced == nullptr) return;
+    ASSERT_NE(forced, nullptr) << "these tests need BASIN_CPU=generic, avx2 or avx512_bf16; ctest sets it";
     for (const CpuTarget target : {CpuTarget::generic, CpuTarget::avx2, CpuTarget::avx512_bf16}) {
       if (name(target) == forced && !runs_here(target)) {
         GTEST_SKIP() << "this CPU cannot run the target " << forced;

@@ -3,10 +3,12 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "attention/cpu/fixture.h"
 #include "attention/cpu/problem.h"
 #include "basin/base/error.h"
+#include "support/sanitizer.h"
 
 namespace basin::attention::cpu_tests {
 namespace {
@@ -105,6 +107,29 @@ TEST_F(CpuAttentionHostile, ScoresOfAllSizes) {
     }
   }
 }
+
+#ifdef BASIN_HAS_ADDRESS_SANITIZER
+// The kernels are compiled with fewer checks than the rest (cmake/options.cmake): this one must stay.
+TEST_F(CpuAttentionHostile, TheSanitizerSeesAReadBeyondTheKeysOrValues) {
+  for (const DType dtype : kStorages) {
+    Shape shape;
+    shape.dtype = dtype;
+    shape.h_q = shape.h_kv = 1;
+    const Problem problem(shape, {{0, 1, 3}}, {});
+    for (ConstView Forward::*const view : {&Forward::k, &Forward::v}) {
+      Forward cut = problem.forward();
+      const auto* whole = static_cast<const std::byte*>((cut.*view).data);
+      const std::vector<std::byte> memory(whole, whole + 3 * 64 * block_bytes(dtype) - 1);
+      (cut.*view).data = memory.data();
+      const auto run_one_thread = [&] {
+        ThreadPool pool(1);
+        run(cut, pool);
+      };
+      EXPECT_DEATH(run_one_thread(), "AddressSanitizer") << name(dtype);
+    }
+  }
+}
+#endif
 
 TEST_F(CpuAttentionHostile, RefusalsNameWhatWasAskedAndWhatExists) {
   const auto reason = [](const Shape& shape) {
