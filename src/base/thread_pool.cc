@@ -126,7 +126,7 @@ int ThreadPool::threads() const {
   return static_cast<int>(state_->workers.size()) + 1;
 }
 
-void ThreadPool::parallel_for(std::int64_t count, const std::function<void(std::int64_t, int)>& body) {
+void ThreadPool::run(std::int64_t count, const std::function<void(std::int64_t, int)>& body) {
   if (count <= 0) return;
   if (inside_body || count == 1 || state_->workers.empty()) {
     for (std::int64_t index = 0; index < count; ++index) body(index, current_thread);

@@ -13,6 +13,15 @@
 namespace basin {
 namespace {
 
+// All threads call one body: what it keeps between calls would be shared.
+template <typename Body>
+concept Accepted = requires(ThreadPool& pool, const Body& body) {
+  pool.parallel_for(1, body);
+};
+using Constant = decltype([](std::int64_t, int) {});
+using Mutable = decltype([n = 0](std::int64_t, int) mutable { return ++n; });
+static_assert(Accepted<Constant> && !Accepted<Mutable>);
+
 TEST(ThreadPool, EveryIndexRunsOnceForEverySize) {
   for (const int threads : {1, 2, 3, 8}) {
     ThreadPool pool(threads);

@@ -1,6 +1,7 @@
 // A fixed set of threads that run one index range at a time.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,9 +22,14 @@ class ThreadPool {
   /// all are done. Indices are handed out dynamically in ascending order; which thread gets which is not
   /// defined, so results must not depend on it. The first exception thrown by a body is rethrown here, after
   /// the remaining indices have been dropped. Calls from inside a body run serially on that thread.
-  void parallel_for(std::int64_t count, const std::function<void(std::int64_t index, int thread)>& body);
+  /// All threads call the one body, so it must be callable as const: a mutable lambda does not compile.
+  template <typename Body>
+  requires std::invocable<const Body&, std::int64_t, int>
+  void parallel_for(std::int64_t count, const Body& body) { run(count, std::cref(body)); }
 
  private:
+  void run(std::int64_t count, const std::function<void(std::int64_t index, int thread)>& body);
+
   struct State;
   std::unique_ptr<State> state_;
 };
