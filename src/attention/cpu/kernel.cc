@@ -11,7 +11,6 @@ namespace {
 // registers, kMaxGroups vectors of keys and one broadcast fit into 32, 16 and 16 registers.
 constexpr int kMaxRows = kParts == 1 ? 6 : kParts == 2 ? 3 : 2;
 constexpr int kMaxGroups = kParts == 1 ? 4 : kParts == 2 ? 2 : 1;
-constexpr int kGroups = kTileKeys / kLanes;
 constexpr int kWidenRows = 8;  // with fewer rows, 16-bit values are widened in registers, not once per tile
 constexpr int kCacheLine = 64;
 
