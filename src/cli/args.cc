@@ -63,7 +63,7 @@ class Options {
   explicit Options(CLI::App& app) : app_(app) {}
 
   void integer(const std::string& flag, std::int64_t low, std::int64_t high,
-               std::function<void(std::int64_t)> set, const std::string& help) {
+               const std::function<void(std::int64_t)>& set, const std::string& help) {
     text(
         flag, [=](const std::string& value) { set(parse_integer(flag, value, low, high)); }, "N", help);
   }
@@ -86,7 +86,7 @@ class Options {
   }
   // `set` gets the index of the word given.
   void choice(const std::string& flag, const std::vector<std::string>& words,
-              std::function<void(std::size_t)> set, const std::string& help) {
+              const std::function<void(std::size_t)>& set, const std::string& help) {
     const auto parse = [=](const std::string& value) {
       const auto found = std::find(words.begin(), words.end(), value);
       if (found == words.end()) {
@@ -98,7 +98,7 @@ class Options {
   }
 
  private:
-  CLI::Option* text(const std::string& flag, std::function<void(const std::string&)> set,
+  CLI::Option* text(const std::string& flag, const std::function<void(const std::string&)>& set,
                     const std::string& kind, const std::string& help) {
     // Given twice is an error: the reader of a script would have to know which one wins.
     const auto once = [flag, set](const std::vector<std::string>& values) {

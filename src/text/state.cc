@@ -41,8 +41,7 @@ void fill_entries(const Definition& definition, Tokenizer::State& state) {
       throw Error(ErrorCode::corrupt, fmt::format("id {} is given to two tokens, '{}' is one", id, spelling));
     taken[i] = true;
     // A token outside of the byte alphabet stands for its own spelling, as in the tokenizers package.
-    auto bytes = bytes_of_spelling(spelling);
-    state.entries[i].bytes = bytes ? std::move(*bytes) : spelling;
+    state.entries[i].bytes = bytes_of_spelling(spelling).value_or(spelling);
   }
   for (const AddedToken& token : definition.added) {
     const auto i = static_cast<std::size_t>(token.id);

@@ -237,6 +237,7 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
 
   const std::uint64_t data_bytes = size - 8 - header_bytes;
   std::vector<Tensor> sorted;
+  sorted.reserve(reader.entries.size());
   for (const Entry& entry : reader.entries)
     sorted.push_back(check_entry(entry, bytes + 8 + header_bytes, data_bytes, where));
   std::sort(sorted.begin(), sorted.end(), [](const Tensor& a, const Tensor& b) {

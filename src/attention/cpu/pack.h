@@ -163,7 +163,7 @@ void pack_queries(int d, int rows, const std::byte* const* row, float* out) {
   for (int r = 0; r < rows; ++r) {
     if constexpr (pair_dots<kStorage>()) {
       __builtin_memcpy(out + static_cast<std::ptrdiff_t>(r) * (d / 2), row[r],
-                       static_cast<std::size_t>(2 * d));
+                       2 * static_cast<std::size_t>(d));
     } else {
       float* to = out + static_cast<std::ptrdiff_t>(r) * d;
       for (int c = 0; c < d; c += kLanes)
