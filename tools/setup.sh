@@ -24,9 +24,16 @@ install_packages() {
     echo "hint: install them, or run without --no-install" >&2
     exit 1
   fi
-  echo "packages: installing with apt-get: ${missing[*]}"
   local sudo=()
-  ((EUID == 0)) || sudo=(sudo)
+  if (($(id -u) != 0)); then
+    if ! command -v sudo > /dev/null; then
+      echo "error: missing Debian packages, and neither root nor sudo to install them: ${missing[*]}" >&2
+      echo "hint: install them as root, then run this again" >&2
+      exit 1
+    fi
+    sudo=(sudo)
+  fi
+  echo "packages: installing with apt-get: ${missing[*]}"
   "${sudo[@]}" apt-get update -qq < /dev/null
   "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
     "${missing[@]}" < /dev/null > /dev/null

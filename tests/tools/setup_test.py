@@ -1,0 +1,73 @@
+"""tools/setup.sh names what is missing, and says how to go on when it cannot install."""
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+from helpers import ROOT
+
+LISTED = {line.split()[0] for line in (ROOT / "tools/packages.txt").read_text().splitlines()
+          if line.strip() and not line.startswith("#")}
+
+
+class Packages(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bin = Path(folder.name)
+        for tool in ("bash", "sed", "awk", "wc", "env"):
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        self.command("dpkg-query", "exit 1")  # nothing is installed
+        self.log = self.bin / "log"
+
+    def command(self, name, script):
+        path = self.bin / name
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(0o755)
+
+    def install(self, user, install=1):
+        self.command("id", f"echo {user}")
+        script = f'set -euo pipefail; root={ROOT}; install={install}; source "$root/tools/setup.sh"; install_packages all'
+        return subprocess.run([self.bin / "bash", "-c", script], env={"PATH": str(self.bin), "LOG": str(self.log)},
+                              capture_output=True, text=True)
+
+    def record(self, name, then=""):
+        self.command(name, f'echo "{name} $*" >> "$LOG"\n{then}')
+
+    def test_root_needs_no_sudo(self):
+        self.record("apt-get")
+        done = self.install(user=0)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        update, install = self.log.read_text().splitlines()
+        self.assertIn("update", update)
+        self.assertLessEqual(LISTED, set(install.split()))
+
+    def test_a_user_goes_through_sudo(self):
+        self.record("apt-get")
+        self.record("sudo", then='"$@"')
+        done = self.install(user=1000)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line.split()[0] for line in self.log.read_text().splitlines()],
+                         ["sudo", "apt-get", "sudo", "apt-get"])
+
+    def test_a_user_without_sudo_is_told_what_is_missing(self):
+        self.record("apt-get")
+        done = self.install(user=1000)
+        self.assertEqual(done.returncode, 1)
+        first, second = done.stderr.splitlines()
+        self.assertTrue(first.startswith("error: "), first)
+        self.assertLessEqual(LISTED, set(first.split()))
+        self.assertRegex(second, "^hint: .*root")
+        self.assertFalse(self.log.exists())
+
+    def test_no_install_installs_nothing(self):
+        self.record("apt-get")
+        done = self.install(user=0, install=0)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("--no-install", done.stderr)
+        self.assertFalse(self.log.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
