@@ -75,7 +75,8 @@ function(basin_test name)
   endforeach()
 endfunction()
 
-# basin_discover_tests(name [TARGET cpu target] [LABELS labels] [ENVIRONMENT A=B]): CTest entries of an executable. Not by
+# basin_discover_tests(name [TARGET cpu target] [LABELS labels] [ENVIRONMENT A=B]): CTest entries of an executable, with
+# the label cpu unless they have gpu. Not by
 # the PROPERTIES of gtest_discover_tests: they cannot hold a list, and a second label swallows what follows it.
 function(basin_discover_tests name)
   cmake_parse_arguments(arg "" "TARGET" "LABELS;ENVIRONMENT" ${ARGN})
@@ -83,11 +84,15 @@ function(basin_discover_tests name)
   if(arg_TARGET)
     set(prefix TEST_PREFIX ${arg_TARGET}.)
   endif()
+  set(machine cpu)
+  if("gpu" IN_LIST arg_LABELS)
+    set(machine "")  # `ctest -L cpu` must not run it
+  endif()
   set(tests ${name}_${arg_TARGET}_tests)
   gtest_discover_tests(${name} ${prefix} DISCOVERY_MODE PRE_TEST TEST_LIST ${tests})
   set(properties ${CMAKE_CURRENT_BINARY_DIR}/${tests}_properties.cmake)
   file(WRITE ${properties} "if(${tests})
-  set_tests_properties(\${${tests}} PROPERTIES LABELS \"cpu;${arg_LABELS}\" ENVIRONMENT \"${arg_ENVIRONMENT}\")
+  set_tests_properties(\${${tests}} PROPERTIES LABELS \"${machine};${arg_LABELS}\" ENVIRONMENT \"${arg_ENVIRONMENT}\")
 endif()
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${properties})

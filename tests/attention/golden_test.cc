@@ -1,9 +1,9 @@
 // Every case of golden_dir()/ops, chosen by what its metadata says, through the reference in double, to 1e-12.
 #include <gtest/gtest.h>
 
-#include <cctype>
 #include <cmath>
 
+#include "attention/golden_case.h"
 #include "attention/problem.h"
 #include "basin/attention/reference.h"
 #include "basin/attention/support.h"
@@ -18,45 +18,6 @@ std::size_t index(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
 
-struct Case {
-  GoldenFile file;
-  std::int64_t b, t_q, t_kv, h_q, h_kv, d_qk, d_v;
-  attention::Spec spec;
-  std::vector<attention::Sequence> sequences;
-
-  explicit Case(const std::filesystem::path& path)
-      : file(read_golden(path)),
-        b(file.meta_int("B")),
-        t_q(file.meta_int("Tq")),
-        t_kv(file.meta_int("Tk")),
-        h_q(file.meta_int("H")),
-        h_kv(file.meta_int("KV")),
-        d_qk(file.meta_int("D")),
-        d_v(file.meta_int("Dv")) {
-    const std::int64_t left = file.meta_int("window_left");
-    spec.mask.causal = file.meta("causal") == "True";
-    spec.mask.window = left < 0 ? 0 : left + 1;  // the file counts keys besides self
-    spec.mask.window_right = file.meta_int("window_right");
-    spec.mask.sink_tokens = file.meta_int("sink_tokens");
-    spec.scale = file.meta_double("softmax_scale");
-    spec.softcap = file.meta_double("softcap");
-    for (std::int64_t s = 0; s < b; ++s) sequences.push_back({s * t_q, t_q, s * t_kv, t_kv, nullptr});
-  }
-  bool sink() const { return file.meta("sink") == "True"; }
-
-  // [b, heads, t_q] of the file from [heads, b * t_q] of Basin.
-  std::vector<double> per_sequence(const std::vector<double>& lse) const {
-    std::vector<double> result(lse.size());
-    for (std::int64_t s = 0; s < b; ++s) {
-      for (std::int64_t h = 0; h < h_q; ++h) {
-        for (std::int64_t i = 0; i < t_q; ++i)
-          result[index((s * h_q + h) * t_q + i)] = lse[index(h * b * t_q + s * t_q + i)];
-      }
-    }
-    return result;
-  }
-};
-
 // Relative to the largest magnitude, so that values near zero are held to the same absolute size as their neighbours.
 void expect_close(const char* what, const std::vector<double>& got, const std::vector<double>& want,
                   double tolerance) {
@@ -70,7 +31,7 @@ void expect_close(const char* what, const std::vector<double>& got, const std::v
 class AttentionGolden : public testing::TestWithParam<std::filesystem::path> {};
 
 TEST_P(AttentionGolden, ForwardInDouble) {
-  const Case c(GetParam());
+  const GoldenCase c(GetParam());
   auto q = c.file.at("q").doubles(), k = c.file.at("k").doubles(), v = c.file.at("v").doubles();
   const auto sink = c.sink() ? c.file.at("sink").doubles() : std::vector<double>();
   std::vector<double> out(index(c.b * c.t_q * c.h_q * c.d_v)), lse(index(c.h_q * c.b * c.t_q)),
@@ -95,7 +56,7 @@ TEST_P(AttentionGolden, ForwardInDouble) {
 }
 
 TEST_P(AttentionGolden, BackwardInDouble) {
-  const Case c(GetParam());
+  const GoldenCase c(GetParam());
   auto q = c.file.at("q").doubles(), k = c.file.at("k").doubles(), v = c.file.at("v").doubles();
   auto dout = c.file.at("dout").doubles();
   const auto sink = c.sink() ? c.file.at("sink").doubles() : std::vector<double>();
@@ -125,7 +86,7 @@ TEST_P(AttentionGolden, BackwardInDouble) {
 
 // The CPU path on the same case: no worse than twice the reference rerun in its precision.
 TEST_P(AttentionGolden, CpuForward) {
-  const Case c(GetParam());
+  const GoldenCase c(GetParam());
   Problem p;
   p.spec = c.spec;
   p.h_q = c.h_q;
@@ -154,15 +115,7 @@ TEST_P(AttentionGolden, CpuForward) {
   }
 }
 
-std::string test_name(const testing::TestParamInfo<std::filesystem::path>& tested) {
-  std::string text = tested.param.stem().string();
-  for (char& c : text) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return text;
-}
-
-INSTANTIATE_TEST_SUITE_P(golden, AttentionGolden, testing::ValuesIn(golden_ops()), test_name);
+INSTANTIATE_TEST_SUITE_P(golden, AttentionGolden, testing::ValuesIn(golden_ops()), golden_name);
 
 TEST(AttentionGoldenFiles, golden_cases_exist) {
   EXPECT_FALSE(golden_ops().empty()) << golden_dir();

@@ -47,7 +47,7 @@ struct Forward {
 /// Throws Error(invalid_argument), naming the field and the values, when the problem contradicts itself; so do the others.
 std::string supported(const Forward& problem);
 
-/// Device memory that `forward` needs beside its tensors. Depends on shapes and upper bounds only, and grows with them.
+/// Device memory that `forward` needs beside its tensors. Depends on shapes and upper bounds only.
 std::size_t workspace_bytes(const Forward& problem);
 
 /// Launches on `stream`. `workspace` (16-byte aligned) must hold workspace_bytes and be zero before its first use; every launch

@@ -1,0 +1,137 @@
+// The plan is a pure function of upper bounds, and fits the kernels that are compiled. Needs no device.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "attention/cuda/sm90/choose.h"
+#include "attention/cuda/sm90/instances.h"
+
+namespace basin::attention::sm90 {
+namespace {
+
+constexpr int kMultiprocessors = 132;
+
+Shape shape(std::int64_t batch, std::int64_t h_q, std::int64_t h_kv, std::int64_t d, std::int64_t max_q,
+            std::int64_t max_kv) {
+  return {DType::bf16, batch, h_q, h_kv, d, d, max_q, max_kv, false};
+}
+
+TEST(AttentionCudaPlan, FewRowsDecodeAndManyPrefill) {
+  // A group's rows: query tokens times query heads on one key head.
+  const auto path_and_rows = [](std::int64_t group, std::int64_t q_tokens, std::int64_t d) {
+    const Plan p = plan(shape(1, 2 * group, 2, d, q_tokens, 1000), kMultiprocessors);
+    return fmt::format("{}{}", p.path == Path::decode ? "decode" : "prefill", p.rows);
+  };
+  EXPECT_EQ(path_and_rows(1, 1, 64), "decode8");
+  EXPECT_EQ(path_and_rows(8, 1, 64), "decode8");
+  EXPECT_EQ(path_and_rows(9, 1, 64), "decode16");
+  EXPECT_EQ(path_and_rows(8, 2, 64), "decode16");
+  EXPECT_EQ(path_and_rows(1, 17, 64), "decode32");
+  EXPECT_EQ(path_and_rows(5, 12, 64), "decode64");
+  EXPECT_EQ(path_and_rows(5, 13, 64), "prefill192");
+  EXPECT_EQ(path_and_rows(64, 1, 64), "decode64");
+  EXPECT_EQ(path_and_rows(65, 1, 64), "prefill192");
+  EXPECT_EQ(path_and_rows(8, 4, 128), "decode32");
+  EXPECT_EQ(path_and_rows(8, 5, 128), "prefill128");
+  EXPECT_EQ(path_and_rows(8, std::int64_t{1} << 29, 64), "prefill192");
+  EXPECT_EQ(path_and_rows(8, 0, 64), "decode8");
+}
+
+TEST(AttentionCudaPlan, HeadSizesRunOnTheNextLargerInstance) {
+  const auto sizes = [](std::int64_t d_qk, std::int64_t d_v) {
+    const HeadSizes* found = find_head_sizes(d_qk, d_v);
+    return found == nullptr ? std::string("none") : fmt::format("{} {}", found->d_qk, found->d_v);
+  };
+  EXPECT_EQ(sizes(8, 8), "64 64");
+  EXPECT_EQ(sizes(64, 64), "64 64");
+  EXPECT_EQ(sizes(72, 8), "128 128");
+  EXPECT_EQ(sizes(8, 72), "128 128");
+  EXPECT_EQ(sizes(128, 128), "128 128");
+  EXPECT_EQ(sizes(136, 8), "none");
+  EXPECT_EQ(sizes(8, 136), "none");
+}
+
+TEST(AttentionCudaPlan, PrefillHasACtaForEachMultiprocessorAtMost) {
+  Plan p = plan(shape(1, 8, 8, 128, 1000, 1000), kMultiprocessors);
+  EXPECT_EQ(p.units, 8 * 8);
+  EXPECT_EQ(p.ctas, 64);
+  EXPECT_EQ(p.workspace_bytes, 256u * 1024);
+  p = plan(shape(4, 32, 8, 128, 4096, 4096), kMultiprocessors);
+  EXPECT_EQ(p.units, 4 * 32 * 32);
+  EXPECT_EQ(p.ctas, kMultiprocessors);
+}
+
+TEST(AttentionCudaPlan, DecodeHasGangsOfOneCtaForEachKeyHead) {
+  Plan p = plan(shape(1, 64, 8, 64, 1, 8192), kMultiprocessors);
+  EXPECT_EQ(p.segments, 8);
+  EXPECT_EQ(p.ctas, 64);  // 8 segments of 8 key heads
+  p = plan(shape(1, 64, 8, 64, 1, 131072), kMultiprocessors);
+  EXPECT_EQ(p.ctas, 2 * kMultiprocessors / 8 * 8);
+  p = plan(shape(1, 5, 5, 64, 1, 131072), kMultiprocessors);
+  EXPECT_EQ(p.ctas, 2 * kMultiprocessors / 5 * 5);
+  p = plan(shape(1, 500, 500, 64, 1, 1), kMultiprocessors);
+  EXPECT_EQ(p.ctas, 500);  // each key head needs its own
+  p = plan(shape(3, 8, 8, 64, 1, 0), kMultiprocessors);
+  EXPECT_EQ(p.segments, 1);  // rows without keys are written, too
+  EXPECT_EQ(p.ctas, 24);
+}
+
+TEST(AttentionCudaPlan, TheWorkspaceHoldsEverySegmentOfEveryRow) {
+  for (const std::int64_t max_kv : {1, 1024, 1025, 100000}) {
+    for (const std::int64_t d : {64, 128}) {
+      const Plan p = plan(shape(3, 16, 2, d, 2, max_kv), kMultiprocessors);
+      const auto floats = static_cast<std::size_t>(3 * 2 * ((max_kv + 1023) / 1024) * 16 * (d + 2));
+      EXPECT_EQ(p.workspace_bytes, 256u * 1024 + floats * 4);
+      EXPECT_EQ(p.counter_bytes, 256u * 1024);
+      EXPECT_EQ(p.workspace_bytes, plan(shape(3, 16, 2, d, 2, max_kv), 1).workspace_bytes)
+          << "not of the device";
+    }
+  }
+}
+
+TEST(AttentionCudaPlan, AbsurdBoundsDoNotWrap) {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 30) - 1;
+  const Plan prefill = plan(shape(kMost, kMost, 1, 64, kMost, kMost), kMultiprocessors);
+  EXPECT_GT(prefill.units, std::int64_t{1} << 31);
+  EXPECT_EQ(prefill.ctas, kMultiprocessors);
+  const Plan decode = plan(shape(kMost, 64, 64, 64, 1, kMost), kMultiprocessors);
+  EXPECT_GT(decode.workspace_bytes, std::size_t{1} << 50);
+  EXPECT_GE(decode.ctas, 1);
+}
+
+// Every plan finds a kernel that was compiled for it.
+TEST(AttentionCudaPlan, EveryPlanHasItsKernel) {
+  constexpr int kSharedBytesOfAnSm = 227 * 1024;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const bool softcap : {false, true}) {
+      for (const HeadSizes& sizes : kHeadSizes) {
+        std::vector<const void*> kernels;
+        for (const std::int64_t q_tokens : {1, 9, 17, 33, 1000}) {
+          Shape s = shape(1, 1, 1, 8, q_tokens, 5000);
+          s.d_qk = sizes.d_qk;
+          s.d_v = sizes.d_v;
+          const Plan p = plan(s, kMultiprocessors);
+          EXPECT_EQ(p.d_qk, sizes.d_qk);
+          EXPECT_EQ(p.d_v, sizes.d_v);
+          EXPECT_EQ(p.tile_keys, sizes.tile_keys);
+          const Instance instance = find_instance(p, dtype, softcap);
+          EXPECT_NE(instance.kernel, nullptr);
+          EXPECT_EQ(instance.rows, p.rows);
+          EXPECT_LE(instance.shared_bytes, kSharedBytesOfAnSm);
+          EXPECT_GT(instance.shared_bytes, 0);
+          EXPECT_EQ(instance.threads % 32, 0);
+          EXPECT_LE(instance.threads, 1024);
+          if (std::find(kernels.begin(), kernels.end(), instance.kernel) == kernels.end())
+            kernels.push_back(instance.kernel);
+        }
+        EXPECT_EQ(kernels.size(), sizes.decode_rows > 32 ? 5u : 4u);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace basin::attention::sm90

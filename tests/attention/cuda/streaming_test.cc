@@ -1,0 +1,74 @@
+// Streaming: sink tokens and a window over a ring of pages, at any logical length, with both kinds of positions.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attention/cuda/fixture.h"
+
+namespace basin::attention::cuda_tests {
+namespace {
+
+class CudaAttentionStreaming : public CudaTest {};
+
+// The case of SGLang PR #12504. Keys between the sinks and the window are on pages that are gone.
+TEST_F(CudaAttentionStreaming, SinksAndWindowAtAnyLength) {
+  for (const std::int64_t d : {64, 128}) {
+    Shape shape;
+    shape.d_qk = shape.d_v = d;
+    shape.h_kv = 1;
+    shape.spec.mask = {.window = 7168, .sink_tokens = 1024};
+    shape.sink_logit = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
+    std::vector<Part> decode, prefill;
+    for (const std::int64_t length : {8191, 8192, 8193, 16384, 1'000'000}) {
+      decode.push_back({static_cast<std::int64_t>(decode.size()), 1, length});
+      prefill.push_back({static_cast<std::int64_t>(prefill.size()), 10, length});
+    }
+    for (const Part& part : decode)
+      expect_accurate(shape, {part}, {.page_tokens = 64}, fmt::format("d {}, {} tokens", d, part.kv_tokens));
+    expect_accurate(shape, decode, {.page_tokens = 64}, "a batch of them");
+    prefill.push_back({9, 1, 100});
+    expect_accurate(shape, prefill, {.page_tokens = 64}, "several tokens each");
+  }
+}
+
+// Keys below sink_tokens are scored with the second query; one tile can hold both kinds.
+TEST_F(CudaAttentionStreaming, InCachePositionsUseTheSecondQuery) {
+  for (const DType dtype : kStorages) {
+    for (const std::int64_t sink_tokens : {0, 1, 4, 16, 70, 127, 128, 129, 200, 1024, 1100}) {
+      for (const std::int64_t group : {1, 4, 5, 8, 16}) {
+        Shape shape;
+        shape.dtype = dtype;
+        shape.h_kv = 2;
+        shape.h_q = 2 * group;
+        shape.q_sink = true;
+        shape.spec.mask = {.window = 300, .sink_tokens = sink_tokens};
+        if (group == 5) shape.spec.softcap = 3;
+        if (group == 4) shape.d_qk = shape.d_v = 128;
+        const std::int64_t most = std::max<std::int64_t>(8 / group, 1);
+        expect_accurate(shape, {{0, 1, 2500}, {1, most, 260}, {2, 1, 1}, {3, most, 1400}, {4, 1, 100}},
+                        {.page_tokens = 16, .loose = group == 8},
+                        fmt::format("{} {} sink tokens, groups of {}", name(dtype), sink_tokens, group));
+      }
+    }
+  }
+}
+
+TEST_F(CudaAttentionStreaming, TheSecondQueryChangesSinkKeysOnly) {
+  Shape shape;
+  shape.spec.mask = {.window = 300, .sink_tokens = 4};
+  Shape second = shape;
+  second.q_sink = true;
+  EXPECT_NE(run_bits(shape, {{0, 1, 900}}), run_bits(second, {{0, 1, 900}}));
+  // Equal queries are one query.
+  second.source = [](Kind kind, std::int64_t s, std::int64_t p, std::int64_t h, std::int64_t d) {
+    return noise(kind == Kind::q_sink ? Kind::q : kind, s, p, h, d);
+  };
+  for (const std::int64_t sink_tokens : {0, 4, 128, 150}) {
+    shape.spec.mask.sink_tokens = second.spec.mask.sink_tokens = sink_tokens;
+    EXPECT_EQ(run_bits(shape, {{0, 2, 1900}, {1, 1, 90}}), run_bits(second, {{0, 2, 1900}, {1, 1, 90}}))
+        << sink_tokens;
+  }
+}
+
+}  // namespace
+}  // namespace basin::attention::cuda_tests
