@@ -29,6 +29,9 @@ if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nv
 endif()
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
+# Everything that exists because of CUDA, for `cmake --build build/cuda --target basin_cuda`.
+add_custom_target(basin_cuda)
+
 # The one list of flags for device code. A spilled register or a byte of local memory is a bug: ptxas warns of it, and
 # every warning of nvcc and ptxas is an error, for users too.
 set(BASIN_CUDA_OPTIONS

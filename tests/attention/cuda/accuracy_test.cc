@@ -33,7 +33,7 @@ TEST_F(CudaAttentionAccuracy, EveryFeature) {
     shape.spec.mask = {.causal = false};
     on_both_paths(shape, {}, "full");
 
-    shape.sink_logit = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
+    shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
     shape.spec.mask = {.window = 33};
     on_both_paths(shape, {}, "window and sink logit");
     on_both_paths(shape, {.page_tokens = 64}, "window and sink logit, pages of 64");
@@ -88,7 +88,7 @@ TEST_F(CudaAttentionAccuracy, EveryHeadSize) {
       shape.d_qk = d_qk;
       shape.d_v = d_v;
       shape.h_q = 4;
-      shape.sink_logit = {0.5f, -1.0f, 2.0f, 0.0f};
+      shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f};
       on_both_paths(shape, {.loose = true}, fmt::format("{} d_qk {} d_v {}", name(dtype), d_qk, d_v));
       shape.spec.softcap = 4;
       expect_accurate(shape, kDecode, {.page_tokens = 16}, fmt::format("softcap, d_qk {} d_v {}", d_qk, d_v));
@@ -163,7 +163,7 @@ TEST_F(CudaAttentionAccuracy, LargeAndSmallScores) {
 
 TEST_F(CudaAttentionAccuracy, ExtremeSinkLogits) {
   Shape shape;
-  shape.sink_logit = {300.0f, -300.0f, kInf, -kInf, 0.0f, 30.0f, -30.0f, 1e30f};
+  shape.sink_logit = std::vector<float>{300.0f, -300.0f, kInf, -kInf, 0.0f, 30.0f, -30.0f, 1e30f};
   for (const DType dtype : kStorages) {
     shape.dtype = dtype;
     on_both_paths(shape, {.page_tokens = 16}, std::string(name(dtype)));
@@ -173,7 +173,7 @@ TEST_F(CudaAttentionAccuracy, ExtremeSinkLogits) {
 TEST_F(CudaAttentionAccuracy, ManySequences) {
   Shape shape;
   shape.h_q = 4;
-  shape.sink_logit = {0.5f, -1.0f, 2.0f, 0.0f};
+  shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f};
   std::vector<Part> prefill, decode;
   for (std::int64_t s = 0; s < 150; ++s) {
     prefill.push_back({s, s % 3 == 0 ? 0 : s % 70, s * 7 % 200});
@@ -192,7 +192,7 @@ TEST_F(CudaAttentionAccuracy, ProbeOfTheSinkLogit) {
         Shape shape;
         shape.dtype = dtype;
         shape.spec.mask.causal = false;
-        shape.sink_logit = {2.0f, 0.0f, -3.0f, 5.0f, 1.0f, 7.0f, -7.0f, 4.0f};
+        shape.sink_logit = std::vector<float>{2.0f, 0.0f, -3.0f, 5.0f, 1.0f, 7.0f, -7.0f, 4.0f};
         shape.source = [](Kind kind, std::int64_t s, std::int64_t p, std::int64_t h, std::int64_t d) {
           return kind == Kind::q ? 0.0 : kind == Kind::v ? 1.0 : noise(kind, s, p, h, d);
         };
@@ -216,7 +216,7 @@ TEST_F(CudaAttentionAccuracy, EveryOptionChangesTheOutput) {
   Shape plain;
   plain.spec.scale = 0.125;
   plain.spread = 4;
-  plain.sink_logit = {-1.0f, -1.0f, -1.0f, -1.0f, -1.0f, -1.0f, -1.0f, -1.0f};
+  plain.sink_logit = std::vector<float>{-1.0f, -1.0f, -1.0f, -1.0f, -1.0f, -1.0f, -1.0f, -1.0f};
   const auto variants = [&] {
     std::vector<std::pair<std::string, Shape>> result(9, {"", plain});
     const auto name = [&](std::size_t i, const char* text) -> Shape& {

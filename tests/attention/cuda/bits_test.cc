@@ -41,7 +41,7 @@ class CudaAttentionBits : public CudaTest {
     odd.d_v = 40;
     Shape& window = add("window and sink logit");
     window.spec.mask.window = 100;
-    window.sink_logit = {0.5f, -1.0f, 2.0f, 0.0f};
+    window.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f};
     add("window and sink tokens").spec.mask = {.window = 700, .sink_tokens = 70};
     add("few sink tokens").spec.mask = {.window = 1050, .sink_tokens = 4};
     Shape& cap = add("softcap");

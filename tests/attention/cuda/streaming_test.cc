@@ -17,7 +17,7 @@ TEST_F(CudaAttentionStreaming, SinksAndWindowAtAnyLength) {
     shape.d_qk = shape.d_v = d;
     shape.h_kv = 1;
     shape.spec.mask = {.window = 7168, .sink_tokens = 1024};
-    shape.sink_logit = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
+    shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
     std::vector<Part> decode, prefill;
     for (const std::int64_t length : {8191, 8192, 8193, 16384, 1'000'000}) {
       decode.push_back({static_cast<std::int64_t>(decode.size()), 1, length});
