@@ -79,6 +79,7 @@ build_jobs() {
 configure() {
   local launcher=()
   command -v ccache > /dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  [[ $1 == cuda ]] && ((${#launcher[@]})) && launcher+=(-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
   (cd "$root" && cmake --preset "$1" "${launcher[@]}" "${@:2}" > "$root/build/configure-$1.log" 2>&1) || {
     cat "$root/build/configure-$1.log" >&2
     return 1
