@@ -31,11 +31,13 @@ struct Forward {
   ConstView q_sink;  // same shape, or absent: the second query of in-cache positions
   ConstView k;       // [b, s_kv, h_kv, d_qk], [total_kv, h_kv, d_qk] or [pages, page_tokens, h_kv, d_qk]
   ConstView v;       // as k, with d_v
-  const std::int32_t* q_begin = nullptr;     // device [b + 1]: rows of sequence i are q_begin[i] .. q_begin[i + 1]; null: dense
-  const std::int32_t* kv_begin = nullptr;    // device [b + 1]; null: dense or paged
-  const std::int32_t* kv_tokens = nullptr;   // device [b] valid keys; may be null unless paged
-  const std::int32_t* page_table = nullptr;  // device [b, page_table_stride]; a negative entry holds no visible key
-  std::int64_t page_table_stride = 0;        // entries from one sequence's pages to the next's
+  const std::int32_t* q_begin =
+      nullptr;  // device [b + 1]: rows of sequence i are q_begin[i] .. q_begin[i + 1]; null: dense
+  const std::int32_t* kv_begin = nullptr;   // device [b + 1]; null: dense or paged
+  const std::int32_t* kv_tokens = nullptr;  // device [b] valid keys; may be null unless paged
+  const std::int32_t* page_table =
+      nullptr;                         // device [b, page_table_stride]; a negative entry holds no visible key
+  std::int64_t page_table_stride = 0;  // entries from one sequence's pages to the next's
 
   const float* sink_logit = nullptr;  // device [h_q] natural units; null = no sink
   View out;                           // as q, with d_v
