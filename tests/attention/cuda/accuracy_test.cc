@@ -163,7 +163,7 @@ TEST_F(CudaAttentionAccuracy, LargeAndSmallScores) {
 
 TEST_F(CudaAttentionAccuracy, ExtremeSinkLogits) {
   Shape shape;
-  shape.sink_logit = std::vector<float>{300.0f, -300.0f, kInf, -kInf, 0.0f, 30.0f, -30.0f, 1e30f};
+  shape.sink_logit = std::vector<float>{300.0f, -300.0f, kInf, -kInf, 3e38f, 30.0f, -3e38f, 1e30f};
   for (const DType dtype : kStorages) {
     shape.dtype = dtype;
     on_both_paths(shape, {.page_tokens = 16}, std::string(name(dtype)));

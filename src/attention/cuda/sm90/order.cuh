@@ -98,7 +98,8 @@ __device__ __forceinline__ Finish finish(float m, float l, float sink_logit) {
   constexpr float kLog2E = 1.4426950408889634f;
   constexpr float kLn2 = 0.6931471805599453f;
   const float inf = __int_as_float(0x7f800000);
-  // Without keys m is -inf and l is 0; with a sink of +inf only the sink counts. Both are set right at the end.
+  // Without keys m is -inf and l is 0; a sink that is +inf in units of log2 (so are the largest finite ones) leaves nothing to
+  // the keys. Both are set right at the end.
   const float sink = __fmul_rn(sink_logit, kLog2E);
   const float top = fmaxf(m, sink);
   const float shift = shift_of(top);
@@ -109,7 +110,7 @@ __device__ __forceinline__ Finish finish(float m, float l, float sink_logit) {
   row.lse = __fmul_rn(__fadd_rn(m, log2_fast(l)), kLn2);
   row.lse_with_sink = __fmul_rn(__fadd_rn(top, log2_fast(total)), kLn2);
   if (m == -inf) row = {0.0f, -inf, sink_logit};
-  if (sink_logit == inf) row.factor = 0.0f, row.lse_with_sink = inf;
+  if (sink == inf) row.factor = 0.0f, row.lse_with_sink = sink_logit;
   return row;
 }
 
