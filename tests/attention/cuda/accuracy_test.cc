@@ -146,6 +146,24 @@ TEST_F(CudaAttentionAccuracy, WindowsAroundTilesAndSegments) {
   }
 }
 
+// The warpgroups of a block may begin their windows one tile apart: the later one skips a tile while the last tile of sink
+// tokens still waits for its values.
+TEST_F(CudaAttentionAccuracy, SeveralTilesOfSinkTokensBeforeAWindow) {
+  for (const std::int64_t d : {64, 128}) {
+    for (const std::int64_t sink_tokens : {129, 300, 1030}) {
+      for (const std::int64_t window : {86, 150, 214}) {
+        Shape shape;
+        shape.h_q = 2;
+        shape.h_kv = 1;
+        shape.d_qk = shape.d_v = d;
+        shape.spec.mask = {.window = window, .sink_tokens = sink_tokens};
+        expect_accurate(shape, {{0, 200, 1600}, {1, 400, 2000}}, {.page_tokens = 16},
+                        fmt::format("d {}, window {}, {} sink tokens", d, window, sink_tokens));
+      }
+    }
+  }
+}
+
 TEST_F(CudaAttentionAccuracy, LargeAndSmallScores) {
   for (const DType dtype : kStorages) {
     Shape shape;

@@ -44,6 +44,9 @@ class CudaAttentionBits : public CudaTest {
     window.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f};
     add("window and sink tokens").spec.mask = {.window = 700, .sink_tokens = 70};
     add("few sink tokens").spec.mask = {.window = 1050, .sink_tokens = 4};
+    Shape& sinks = add("several tiles of sink tokens, d 128");
+    sinks.d_qk = sinks.d_v = 128;
+    sinks.spec.mask = {.window = 500, .sink_tokens = 300};
     Shape& cap = add("softcap");
     cap.spec.softcap = 2;
     cap.spec.mask.window = 1500;

@@ -20,7 +20,6 @@ namespace basin::attention::sm90 {
 
 template <typename T, int kDqk, int kDv, bool kCap>
 struct Prefill {
-  using Element = T;
   static constexpr int kTile = tile_keys(kDqk);
   static constexpr int kSegmentTiles = segment_tiles(kDqk);
   static constexpr int kWarpgroups = kDqk <= 64 ? 3 : 2;
@@ -474,7 +473,7 @@ struct Prefill {
       bool folded_any = false;
       bool fresh = true;       // o holds nothing of the current segment
       int pending = 0;         // the use of the tile whose unrounded probabilities s holds
-      int running_stage = -1;  // stage of the values that the tensor cores are reading
+      int running_stage = -1;  // stage of the values that the tensor cores are reading; -1: none
       int segment = 0;
       bool new_segment =
           false;  // the pending tile is the first of a segment, and o belongs to the one before
@@ -488,11 +487,16 @@ struct Prefill {
         __syncwarp();
         restart(rows);
       };
-      // Waits for the products of the tile before the pending one and makes the pending one ready to be multiplied.
-      const auto settle = [&] {
+      // Waits for the products of the tile before the pending one and gives its values back.
+      const auto finish_running = [&] {
         wgmma_wait<0>();
         wgmma_touch(o);
         if (running_stage >= 0 && leader) barrier_arrive(&shared.v_empty[running_stage]);
+        running_stage = -1;
+      };
+      // Makes the pending tile ready to be multiplied.
+      const auto settle = [&] {
+        finish_running();
         if (new_segment) [[unlikely]] {
           fold(o, total, total_rows, done_rows, lane, !folded_any);
           folded_any = true;
@@ -519,7 +523,7 @@ struct Prefill {
         }
       };
 
-      const auto multiply = [&](int tile, bool accumulate) {
+      const auto multiply = [&](bool accumulate) {
         const int stage = use % kStages;
         barrier_wait(&shared.k_full[stage], use / kStages % 2);
         wgmma_fence();
@@ -580,18 +584,22 @@ struct Prefill {
       }
       if (walk.count() > 0) {
         skip_to(first_use + block.index(tile));
-        multiply(tile, false);
+        multiply(false);
         new_segment = narrow && tile >= kSegmentTiles;
         if (new_segment) segment_done();
         take_scores(tile);
         for (++tile; range < 2; ++range, tile = walk.first) {
           const int end = range == 0 ? walk.sink_tiles : walk.last;
-          if (tile < end) skip_to(first_use + block.index(tile));
+          const int to = first_use + block.index(tile);
+          if (tile < end && use < to) {
+            finish_running();  // the skipped tile may need the stage of its values; the pending tile keeps the other
+            skip_to(to);
+          }
           // (An iteration begins with the wait for the products of the one before: inside one block the compiler would move
           // that wait before the exponentials, and nothing would run beside them.)
           for (; tile < end; ++tile) {
             settle();
-            multiply(tile, true);
+            multiply(true);
             running_stage = pending % kStages;
             fresh = false;
             new_segment = tile / kSegmentTiles != segment;
