@@ -640,7 +640,7 @@ struct Decode {
     named_barrier_sync(1, kConsumers);
     if (thread == 0) {
       std::uint32_t* counter =
-          arguments.counters + 2 + std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
+          arguments.counters + kPrefillCounters + std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
       const int arrived =
           static_cast<int>(atomicAdd(counter, static_cast<std::uint32_t>(work.here))) + work.here;
       if (arrived == work.segments) atomicExch(counter, 0u);
