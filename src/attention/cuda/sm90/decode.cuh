@@ -62,8 +62,8 @@ struct Decode {
         1024) T q[2][kRows * kDqk];  // of this row and the next, so that loading never waits for a row to end
     alignas(1024) T q_sink[2][(kRows <= 16 ? kRows : 8) * kDqk];
     alignas(128) T p[kRows / 8][kTile][8];
-    float maxima[kRows][4];    // by warp
-    float parts[4][8][kRows];  // quarter sums by warp, key mod 8, row
+    alignas(16) float maxima[kRows][4];    // by warp
+    alignas(16) float parts[4][8][kRows];  // quarter sums by warp, key mod 8, row
     float rescale[kRows];
     RowSum rows[kRows];  // of the finished segment
     Barrier full[kSlots], empty[kSlots];
