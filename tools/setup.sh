@@ -75,12 +75,13 @@ build_jobs() {
   echo $((cores < memory ? cores : memory))
 }
 
-# configure PRESET [-D...]: with ccache when it is there.
+# configure PRESET [-D...]: with the program, whatever the folder was configured for before; with ccache when it is there.
 configure() {
   local launcher=()
   command -v ccache > /dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   [[ $1 == cuda ]] && ((${#launcher[@]})) && launcher+=(-DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
-  (cd "$root" && cmake --preset "$1" "${launcher[@]}" "${@:2}" > "$root/build/configure-$1.log" 2>&1) || {
+  (cd "$root" && cmake --preset "$1" -DBASIN_BUILD_PROGRAM=ON "${launcher[@]}" "${@:2}" \
+    > "$root/build/configure-$1.log" 2>&1) || {
     cat "$root/build/configure-$1.log" >&2
     return 1
   }

@@ -10,6 +10,7 @@ CMAKE = os.environ["CMAKE_COMMAND"]
 VERSION = os.environ["BASIN_VERSION"]
 TARGETS = os.environ["BASIN_CPU_TARGETS"].split(",")
 SOURCE = Path(__file__).resolve().parent / "consumer"
+ROOT = SOURCE.parents[2]
 
 
 def run(*command, **variables):
@@ -66,7 +67,7 @@ class Consumer(unittest.TestCase):
     def test_the_library_alone_needs_no_packages_of_the_program(self):
         absent = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON"
                   for name in ("CLI11", "nlohmann_json", "GTest", "rapidcheck", "benchmark")]
-        common = [CMAKE, "-S", SOURCE.parents[2], "-DBASIN_BUILD_PROGRAM=OFF"]
+        common = [CMAKE, "-S", ROOT, "--preset", "library"]
         alone = run(*common, "-B", self.folder / "alone", *absent)
         self.assertEqual(alone.returncode, 0, alone.stderr)
         for unwanted in ("BASIN_BUILD_TESTS", "BASIN_BUILD_BENCH"):

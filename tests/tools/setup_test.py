@@ -69,5 +69,34 @@ class Packages(unittest.TestCase):
         self.assertFalse(self.log.exists())
 
 
+class Configure(unittest.TestCase):
+    def configure(self, folder, *options):
+        script = f'set -euo pipefail; root={folder}; source {ROOT}/tools/setup.sh; configure release "$@"'
+        return subprocess.run(["bash", "-c", script, "bash", *options], capture_output=True, text=True)
+
+    def test_a_folder_configured_without_the_program_gets_it_back(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            (root / "build").mkdir()
+            (root / "CMakePresets.json").write_text((ROOT / "CMakePresets.json").read_text())
+            (root / "CMakeLists.txt").write_text(
+                "cmake_minimum_required(VERSION 3.25)\nproject(probe LANGUAGES NONE)\n"
+                "option(BASIN_BUILD_PROGRAM \"\" ON)\noption(BASIN_BUILD_TESTS \"\" ON)\n")
+            subprocess.run(["cmake", "--preset", "release", "-DBASIN_BUILD_PROGRAM=OFF"], cwd=root, check=True,
+                           capture_output=True)
+            done = self.configure(folder, "-DBASIN_BUILD_TESTS=OFF")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            cache = (root / "build/release/CMakeCache.txt").read_text()
+            self.assertIn("BASIN_BUILD_PROGRAM:BOOL=ON", cache)
+            self.assertIn("BASIN_BUILD_TESTS:BOOL=OFF", cache)
+
+    def test_a_failure_is_told(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "build").mkdir()
+            done = self.configure(folder)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("preset", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()
