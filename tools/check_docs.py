@@ -101,6 +101,8 @@ def check_command(root, words, helps):
         if len(words) == 1 or words[1].startswith("-"):
             return helps.lacks(words[1:], str(helps.basin))
         return helps.lacks(words[2:], str(helps.basin), words[1])
+    if program.startswith("build/"):  # what the lines before it built
+        return []
     if program.startswith("./") or "/" in program:
         if not (root / program).is_file():
             return [f"{program}: no such file"]

@@ -1,8 +1,7 @@
 // The example of docs/sinks.md through the library: one query, two keys, a sink logit. Exits 1 if it is not so.
-#include <fmt/format.h>
-
 #include <cmath>
-#include <cstdio>
+#include <iomanip>
+#include <iostream>
 #include <vector>
 
 #include "basin/attention/attention.h"
@@ -34,13 +33,13 @@ int main() {
   try {
     basin::ThreadPool pool(1);
     const auto ran = basin::attention::forward(problem, basin::attention::Backend::automatic, pool);
-    fmt::print("ran on {} ({})\n", ran.backend, ran.target);
+    std::cout << "ran on " << ran.backend << " (" << ran.target << ")\n";
   } catch (const basin::Error& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
+    std::cerr << "error: " << error.what() << '\n';
     return 1;
   }
-  fmt::print("O = ({:.4f}, {:.4f})  lse = {:.4f}  lse_with_sink = {:.4f}\n", out[0], out[1], lse,
-             lse_with_sink);
+  std::cout << std::fixed << std::setprecision(4) << "O = (" << out[0] << ", " << out[1] << ")  lse = " << lse
+            << "  lse_with_sink = " << lse_with_sink << '\n';
   const auto near = [](float value, double expected) { return std::abs(value - expected) < 1e-6; };
   const bool as_by_hand = near(out[0], 0.5) && near(out[1], 0.25) && near(lse, std::log(3.0)) &&
                           near(lse_with_sink, std::log(4.0));

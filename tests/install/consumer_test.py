@@ -57,6 +57,17 @@ class Consumer(unittest.TestCase):
                     ran += 1
         self.assertGreaterEqual(ran, 2)
 
+    def test_the_examples_are_a_project_of_their_own(self):
+        source, build = self.folder / "examples", self.folder / "examples_build"
+        shutil.copytree(ROOT / "examples", source)
+        self.run_checked(CMAKE, "-S", source, "-B", build, f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                         "-DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF")
+        self.run_checked(CMAKE, "--build", build)
+        for program in ("basin_example_by_hand", "basin_example_by_hand_c"):
+            done = run(build / program)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), program)
+            self.assertIn("O = (0.5000, 0.2500)  lse = 1.0986  lse_with_sink = 1.3863\n", done.stdout)
+
     def test_another_version_is_refused(self):
         major, minor, _ = VERSION.split(".")
         for version in (f"{int(major) + 1}.0", f"{major}.{int(minor) + 1}"):

@@ -112,7 +112,7 @@ class Docs(Folder):
     def test_good_documents_pass(self):
         self.assertEqual(self.complaints(
             "[a](docs/other.md#a-heading) `docs/other.md` [w](https://example.org)\n"
-            "```sh\nbasin info M --json   # why\n./run --short && cmake --preset dev\n```\n"
+            "```sh\nbasin info M --json   # why\n./run --short && cmake --preset dev\nbuild/dev/example\n```\n"
             "```\nbasin nonsense: not a sh block\n```\n"), [])
 
     def test_bad_links_and_paths_fail(self):
@@ -122,7 +122,7 @@ class Docs(Folder):
 
     def test_bad_commands_fail(self):
         for line, word in [("basin info --nothing", "no flag --nothing"), ("basin explode M", "not a command"),
-                           ("./missing", "no such file"), ("./run --long", "no flag --long"),
+                           ("./missing", "no such file"), ("tools/missing", "no such file"), ("./run --long", "no flag --long"),
                            ("./CMakePresets.json", "not executable"), ("cmake --preset fast", "no preset"),
                            ("frobnicate x", "not a command"), ("cd x && basin info --no", "no flag --no")]:
             self.assertIn(word, "".join(self.complaints(f"```sh\n{line}\n```\n")), line)
