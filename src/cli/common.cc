@@ -28,13 +28,16 @@ std::string_view name(ops::Compute compute) {
   return compute == ops::Compute::fp32 ? "fp32" : "fast";
 }
 
+std::string streaming_flags(const models::ModelConfig& config) {
+  const std::int64_t sink_tokens = std::min<std::int64_t>(4, config.context / 2);
+  const std::int64_t window = std::min<std::int64_t>(1020, config.context - sink_tokens);
+  return fmt::format("--sink-tokens {} --window {}", sink_tokens, window);
+}
+
 void check_fits(std::int64_t tokens, const models::ModelConfig& config, const engine::StreamOptions& options,
                 std::string_view what, std::string_view other_hint) {
   if (options.window || tokens <= config.context) return;
-  const std::int64_t sink_tokens = std::min<std::int64_t>(4, config.context / 2);
-  const std::int64_t window = std::min<std::int64_t>(1020, config.context - sink_tokens);
-  std::string hint =
-      fmt::format("read it in bounded memory with --sink-tokens {} --window {}", sink_tokens, window);
+  std::string hint = fmt::format("read it in bounded memory with {}", streaming_flags(config));
   if (!other_hint.empty()) hint += fmt::format(", or {}", other_hint);
   throw Error(
       ErrorCode::invalid_argument,

@@ -35,6 +35,9 @@ std::string_view name(ops::Compute compute);  // "fp32", "fast"
 void check_fits(std::int64_t tokens, const models::ModelConfig& config, const engine::StreamOptions& options,
                 std::string_view what, std::string_view other_hint);
 
+/// "--sink-tokens 4 --window 1020", or less where the context is smaller: flags that read on for ever.
+std::string streaming_flags(const models::ModelConfig& config);
+
 /// Throws Error(invalid_argument) naming the first id outside the vocabulary.
 void check_vocabulary(const std::vector<std::int32_t>& ids, const models::ModelConfig& config,
                       std::string_view what);

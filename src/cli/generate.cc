@@ -67,6 +67,16 @@ class Printer {
   bool first_ = true;
 };
 
+// Without a window a text ends with the context, however many tokens were asked for: nothing else would tell.
+void print_early_end(const engine::Generated& generated, std::int64_t max_tokens,
+                     const models::ModelConfig& config) {
+  const auto new_tokens = static_cast<std::int64_t>(generated.token_ids.size());
+  if (generated.finish_reason != engine::FinishReason::length || new_tokens >= max_tokens) return;
+  print_note(
+      fmt::format("note: the model's context of {} tokens is full after {} of {} new tokens; {} goes on",
+                  config.context, new_tokens, max_tokens, streaming_flags(config)));
+}
+
 void print_speed(const engine::Generated& generated) {
   if (isatty(STDERR_FILENO) != 1) return;
   const auto new_tokens = static_cast<double>(generated.token_ids.size());
@@ -123,6 +133,7 @@ int run(const GenerateArgs& args) {
     printer.end();
     print_speed(generated);
   }
+  print_early_end(generated, args.max_tokens, session.config());
   return generated.finish_reason == engine::FinishReason::cancelled ? interrupted_exit_code() : 0;
 }
 

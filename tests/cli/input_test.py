@@ -170,9 +170,15 @@ class Inputs(CliTest):
                 "absolute")
         self.refused(1, "trained context", "perplexity", folder, "--text-file", text, "--sink-tokens", "64", "--window",
                      "1", hint="fewer sink tokens than 64")
-        done = self.json("generate", folder, "--prompt", "0123456789" * 6, "--max-tokens", "50")
+        short = ("generate", folder, "--prompt", "0123456789" * 6, "--max-tokens")
+        done = self.json(*short, "50")
         self.assertEqual((done["finish_reason"], done["prompt_tokens"]), ("length", 60))
         self.assertIn(done["completion_tokens"], (4, 5))
+        for form in ((), ("--json",)):
+            note = self.ok(*short, "50", *form).stderr.decode()
+            self.assertRegex(note, rf"^note: .* 64 tokens is full after {done['completion_tokens']} of 50 .*{flags}.*\n$")
+        self.assertEqual(self.ok(*short, "3").stderr, b"")
+        self.assertEqual(self.ok(*short, "50", *flags.split()).stderr, b"")
 
     def test_unwritable_output(self):
         tokens = self.golden_tokens
