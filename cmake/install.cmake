@@ -4,7 +4,8 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/basin)
-install(DIRECTORY include/basin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library)
+# (cuda.h stays behind: its library is not exported yet, and a header alone would be a link error at the user's.)
+install(DIRECTORY include/basin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library PATTERN cuda.h EXCLUDE)
 install(TARGETS basin_base basin_tensor basin_attention basin_attention_c EXPORT basin COMPONENT library
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT basin NAMESPACE basin:: FILE basinTargets.cmake DESTINATION ${package_dir} COMPONENT library)

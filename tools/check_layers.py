@@ -17,7 +17,7 @@ MODELS = ATTENTION | {"attention", "ops", "kv", "weights", "text"}
 ALLOWED = {
     "base": set(),
     "tensor": BASE,
-    "attention/words": VOCABULARY,      # spec, mask, softmax_state
+    "attention/words": VOCABULARY,      # spec, mask, softmax_state, checks
     "attention/reference": VOCABULARY,  # and spec.h alone of the words, below
     "attention/cpu": LEAF,
     "attention/cuda": LEAF,
@@ -30,7 +30,7 @@ ALLOWED = {
     "engine": MODELS | {"models"},
     "cli": MODELS | {"models", "engine"},
 }
-WORDS = {"spec", "mask", "softmax_state"}
+WORDS = {"spec", "mask", "softmax_state", "checks"}
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".cu", ".cuh"}
 
 

@@ -3,27 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
+#include "attention/checks.h"
 #include "basin/attention/cpu.h"
 #include "basin/attention/mask.h"
 #include "basin/base/error.h"
 
 namespace basin::attention {
 namespace {
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, what);
-}
-
-template <typename Pointer>
-std::string shape_text(const BasicView<Pointer>& view) {
-  std::string text;
-  for (int i = 0; i < view.rank; ++i)
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", view.shape[static_cast<std::size_t>(i)]);
-  return "[" + text + "]";
-}
 
 template <typename Pointer>
 void check_view(const char* what, const BasicView<Pointer>& view, int low_rank, int high_rank) {
@@ -76,19 +64,6 @@ void check_same_shape(const char* a_name, const BasicView<A>& a, const char* b_n
   if (!same)
     refuse(fmt::format("{} {} and {} {} must have the same shape", a_name, shape_text(a), b_name,
                        shape_text(b)));
-}
-
-void check_spec(const Spec& spec) {
-  if (!std::isfinite(spec.scale)) refuse(fmt::format("scale is {}; it must be finite", spec.scale));
-  if (!std::isfinite(spec.softcap) || spec.softcap < 0)
-    refuse(fmt::format("softcap is {}; it must be 0 (off) or positive", spec.softcap));
-  if (spec.mask.window < 0)
-    refuse(
-        fmt::format("window is {}; it counts visible keys including self, 0 = unlimited", spec.mask.window));
-  if (spec.mask.window_right < -1)
-    refuse(fmt::format("window_right is {}; allowed are -1 (unlimited), 0, 1, ...", spec.mask.window_right));
-  if (spec.mask.sink_tokens < 0)
-    refuse(fmt::format("sink_tokens is {}; it must be 0 or more", spec.mask.sink_tokens));
 }
 
 // Every page that holds a key which some query of the sequence sees must be a page of the tensor.

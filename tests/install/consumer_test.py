@@ -89,6 +89,7 @@ class Consumer(unittest.TestCase):
     def test_headers_are_those_of_the_public_layers(self):
         layers = {path.name for path in (self.prefix / "include/basin").iterdir()}
         self.assertEqual(layers, {"base", "tensor", "attention"})
+        self.assertFalse((self.prefix / "include/basin/attention/cuda.h").exists(), "its library is not installed")
         for header in (self.prefix / "include/basin").rglob("*.h"):
             text = header.read_text()
             for line in text.splitlines():

@@ -2,42 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
-#include "basin/base/error.h"
+#include "attention/checks.h"
 
 namespace basin::attention::cuda {
 namespace {
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw Error(ErrorCode::invalid_argument, what);
-}
-
-std::string shape_text(const ConstView& view) {
-  std::string text;
-  for (int i = 0; i < view.rank; ++i)
-    text += fmt::format("{}{}", i == 0 ? "" : ", ", view.shape[static_cast<std::size_t>(i)]);
-  return "[" + text + "]";
-}
 
 bool is_empty(const ConstView& view) {
   for (int i = 0; i < view.rank; ++i) {
     if (view.shape[static_cast<std::size_t>(i)] == 0) return true;
   }
   return false;
-}
-
-void check_spec(const Spec& spec) {
-  if (!std::isfinite(spec.scale)) refuse(fmt::format("scale is {}; it must be finite", spec.scale));
-  if (!std::isfinite(spec.softcap) || spec.softcap < 0)
-    refuse(fmt::format("softcap is {}; it must be 0 (off) or positive", spec.softcap));
-  if (spec.mask.window < 0)
-    refuse(
-        fmt::format("window is {}; it counts visible keys including self, 0 = unlimited", spec.mask.window));
-  if (spec.mask.window_right < -1)
-    refuse(fmt::format("window_right is {}; allowed are -1 (unlimited), 0, 1, ...", spec.mask.window_right));
-  if (spec.mask.sink_tokens < 0)
-    refuse(fmt::format("sink_tokens is {}; it must be 0 or more", spec.mask.sink_tokens));
 }
 
 void check_view(const char* what, const ConstView& view, int rank) {

@@ -11,6 +11,7 @@
 #include "attention/cuda/sm90/load.cuh"
 #include "attention/cuda/sm90/order.cuh"
 #include "attention/cuda/sm90/ptx/barrier.cuh"
+#include "attention/cuda/sm90/ptx/math.cuh"
 #include "attention/cuda/sm90/ptx/tma.cuh"
 #include "attention/cuda/sm90/ptx/wgmma.cuh"
 #include "attention/cuda/sm90/sequence.cuh"
@@ -394,8 +395,7 @@ struct Prefill {
                                                float (&o)[kDv / 2], const float (&factor)[2], void* staging,
                                                int first_row, int lane) {
     constexpr int kChunks = kDv / 8;  // of 16 bytes, per row
-    asm volatile(""
-                 : "+r"(lane));  // addresses are computed here, not kept in registers through the main loop
+    recompute_from(lane);  // addresses are computed here, not kept in registers through the main loop
     const int g = lane / 4, c = lane % 4;
     auto* words = static_cast<std::uint32_t*>(staging);
     __syncwarp();  // other lanes have read their totals
@@ -475,8 +475,7 @@ struct Prefill {
       int pending = 0;         // the use of the tile whose unrounded probabilities s holds
       int running_stage = -1;  // stage of the values that the tensor cores are reading; -1: none
       int segment = 0;
-      bool new_segment =
-          false;  // the pending tile is the first of a segment, and o belongs to the one before
+      bool new_segment = false;  // the pending tile begins a segment, and o belongs to the one before
 
       const auto segment_done = [&] {
 #pragma unroll

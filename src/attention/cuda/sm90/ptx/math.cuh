@@ -55,4 +55,9 @@ __device__ __forceinline__ std::uint32_t counter_next(std::uint32_t* counter) {
   return old;
 }
 
+/// Tells the compiler that `value` is new at this point, so that nothing derived from it is computed earlier and kept.
+__device__ __forceinline__ void recompute_from(int& value) {
+  asm volatile("" : "+r"(value));
+}
+
 }  // namespace basin::attention::sm90
