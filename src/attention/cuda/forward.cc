@@ -112,7 +112,9 @@ void forward(const Forward& p, void* workspace, std::size_t bytes, CUstream_st* 
       p.q_sink ? sm90::tensor_map(p.q_sink, plan.rows / q_heads, q_heads, workspace) : q_map;
   CUtensorMap k_map = sm90::tensor_map(p.k, box_tokens(p, plan), 1, workspace);
   CUtensorMap v_map = sm90::tensor_map(p.v, box_tokens(p, plan), 1, workspace);
-  void* for_prefill[] = {&arguments, &q_map, &k_map, &v_map};
+  constexpr int kStoredRows = 16;  // a warp's
+  CUtensorMap out_map = sm90::tensor_map(p.out, kStoredRows, 1, workspace);
+  void* for_prefill[] = {&arguments, &q_map, &k_map, &v_map, &out_map};
   void* for_decode[] = {&arguments, &q_map, &q_sink_map, &k_map, &v_map};
 
   cudaLaunchConfig_t config{};

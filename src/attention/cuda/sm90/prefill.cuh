@@ -33,6 +33,20 @@ struct Prefill {
   // 64 K registers over 3 warpgroups (168 each at launch) or 4 (128 each).
   static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+  // Registers are short: the sums l of a segment lie in shared memory, in a slot for each thread.
+  static constexpr bool kParksSums = kDqk <= 64;
+  // Tiles of which little is seen are cut short. (Not with a soft cap, for want of registers.)
+  static constexpr bool kTrims = !kCap;
+
+  /// What one warpgroup's 64 rows of a block need of the tiles that the block loads.
+  struct Part {
+    TileWalk walk;
+    TileWalk unmasked;
+    // The first tile holds a few sink tokens and nothing else: one step of keys, then `walk.first`.
+    bool narrow;
+    bool first_high;  // the first tile (the one after a narrow one) is seen in its upper half only
+    bool last_low;    // the last tile is seen in its lower half only
+  };
 
   /// One piece of work: a block of rows of one query head. Written once into shared memory, read there by everyone.
   struct Work {
@@ -41,9 +55,9 @@ struct Prefill {
     int first_token;
     SequenceRange range;
     int p_first;  // position of the first row
-    int p_last;   // of the last row that exists
     TileWalk walk;
     LiveRows live;
+    Part part[kWarpgroups];
   };
 
   struct RowSum {
@@ -54,12 +68,14 @@ struct Prefill {
     alignas(1024) T q[kRows * kDqk];
     alignas(1024) T k[kStages][kTile * kDqk];
     alignas(1024) T v[kStages][kTile * kDv];
-    alignas(16) float4 total[kConsumers / 32][kDv / 8][32];  // [warp][..][lane]; also stages the output
+    // [warp][..][lane], 16 bytes a thread; also stages the output: blocks of 64 columns of 16 swizzled rows
+    alignas(1024) float4 total[kConsumers / 32][kDv / 8][32];
     RowSum total_rows[kRows];
     RowSum done_rows[kRows];  // of the segment that waits to be folded
+    float4 sums[kParksSums ? kConsumers : 1];
     Barrier q_full, q_empty;
     Barrier k_full[kStages], k_empty[kStages];
-    Barrier v_full[kStages], v_empty[kStages];
+    Barrier v_full[kStages], v_empty[kStages + 1];  // (the last one is for nobody: see `running`)
     Barrier v_loaded[kStages];  // an edge tile has arrived and waits for its dead rows to be cleared
     Barrier work_full[2], work_empty[2];
     Work work[2];
@@ -110,16 +126,48 @@ struct Prefill {
     }
   };
 
-  __device__ __forceinline__ static void describe(const Arguments& arguments, Work& work, int3 found) {
-    work.sequence = found.x;
-    work.head = found.y;
+  /// Describes the work behind a ticket; a lane for each warpgroup's part, lane 0 for the rest.
+  __device__ __forceinline__ static void describe(const Arguments& arguments, Work& work, int3 found,
+                                                  int lane) {
+    if (lane == 0) {
+      work.sequence = found.x;
+      work.head = found.y;
+    }
     if (found.x < 0) return;
-    work.first_token = found.z * kRows;
-    work.range = sequence_range(arguments, found.x);
-    work.p_first = work.range.kv_tokens - work.range.q_tokens + work.first_token;
-    work.p_last = work.p_first + min(work.range.q_tokens - work.first_token, kRows) - 1;
-    work.walk = tile_walk<kTile>(arguments, work.p_first, work.p_last, work.range.kv_tokens);
-    work.live = live_rows(arguments, work.p_first, work.range.kv_tokens);
+    const int first_token = found.z * kRows;
+    const SequenceRange range = sequence_range(arguments, found.x);
+    const int p_first = range.kv_tokens - range.q_tokens + first_token;
+    const int p_last = p_first + min(range.q_tokens - first_token, kRows) - 1;
+    if (lane == 0) {
+      work.first_token = first_token;
+      work.range = range;
+      work.p_first = p_first;
+      work.walk = tile_walk<kTile>(arguments, p_first, p_last, range.kv_tokens);
+      work.live = live_rows(arguments, p_first, range.kv_tokens);
+    }
+    if (lane < kWarpgroups) {
+      work.part[lane] =
+          part_of(arguments, p_first + 64 * lane, min(p_first + 64 * lane + 63, p_last), range.kv_tokens);
+    }
+  }
+
+  /// The part of the rows at positions p_first..p_last, at most 64 of them and perhaps none.
+  __device__ __forceinline__ static Part part_of(const Arguments& arguments, int p_first, int p_last,
+                                                 int kv_tokens) {
+    const RowKeys low = row_keys(arguments, p_first, kv_tokens);
+    const RowKeys high = row_keys(arguments, p_last, kv_tokens);
+    Part part;
+    part.walk = tile_walk<kTile>(arguments, p_first, p_last, kv_tokens);
+    if (p_first > p_last) part.walk = {0, 0, 0};
+    part.unmasked = unmasked_tiles<kTile>(arguments, p_first, p_first + 63, kv_tokens);
+    const TileWalk& walk = part.walk;
+    const bool recent = walk.last > walk.first;
+    part.narrow =
+        kTrims && recent && walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys && low.begin >= kTile;
+    part.first_high = kTrims && recent && walk.last - walk.first > 1 &&
+                      (part.narrow || walk.sink_tiles == 0) && low.begin >= walk.first * kTile + kTile / 2;
+    part.last_low = kTrims && recent && high.end <= (walk.last - 1) * kTile + kTile / 2;
+    return part;
   }
 
   /// Draws tickets and puts the work behind them into the two slots.
@@ -132,11 +180,9 @@ struct Prefill {
       const int3 found = finder.find(arguments, static_cast<int>(ticket), lane);
       const int slot = turn % 2;
       barrier_wait(&shared.work_empty[slot], (turn / 2 + 1) % 2);
-      if (lane == 0) {
-        describe(arguments, shared.work[slot], found);
-        barrier_arrive(&shared.work_full[slot]);
-      }
+      describe(arguments, shared.work[slot], found, lane);
       __syncwarp();
+      if (lane == 0) barrier_arrive(&shared.work_full[slot]);
       if (found.x >= 0) continue;
       // The launch draws (work + CTAs) tickets in all; the CTA that ends last resets both counters.
       if (lane == 0 && counter_next(arguments.counters + 1) == gridDim.x - 1) {
@@ -225,42 +271,33 @@ struct Prefill {
 
   // ------------------------------------------------------------------------------------------- arithmetic
 
-  /// The running state of two rows of one thread (g and g + 8 of its warp's 16).
-  struct Rows {
-    float m[2];
-    float l[2][2];  // key mod 8 = 2 c and 2 c + 1
-  };
-  __device__ __forceinline__ static void restart(Rows& rows) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rows.m[r] = negative_infinity();
-      rows.l[r][0] = rows.l[r][1] = 0.0f;
-    }
-  }
-
   template <int kKeys>
-  __device__ __forceinline__ static void scores(float (&s)[kKeys / 2], const T* q, const T* k) {
+  __device__ __forceinline__ static void start_scores(float (&s)[kKeys / 2], const T* q, const T* k) {
     const std::uint64_t a = swizzled_operand(q, 0), b = swizzled_operand(k, 0);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kDqk / kStepKeys; ++step) {
       const int block = step / 4, inside = step % 4 * 32;
       Wgmma<kKeys>::template shared<T, Major::k, Major::k>(
           s, advance(a, block * kRows * 128 + inside), advance(b, block * kTile * 128 + inside), step != 0);
     }
+    wgmma_commit();
   }
 
-  template <int kKeys>
-  __device__ __forceinline__ static void values(float (&o)[kDv / 2], const std::uint32_t (&p)[kKeys / 16][4],
-                                                const T* v, bool keep) {
+  /// O += P V for the first kKeys keys of a tile.
+  template <int kKeys, int kSteps>
+  __device__ __forceinline__ static void start_values(float (&o)[kDv / 2],
+                                                      const std::uint32_t (&weights)[kSteps][4], const T* v) {
     const std::uint64_t b = swizzled_operand(v, kTile * 128);
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / kStepKeys; ++step) {
-      Wgmma<kDv>::template registers<T, Major::mn>(o, p[step], advance(b, step * kStepKeys * 128),
-                                                   keep || step != 0);
+      Wgmma<kDv>::template registers<T, Major::mn>(o, weights[step], advance(b, step * kStepKeys * 128), 1);
     }
+    wgmma_commit();
   }
 
-  /// Which of a thread's columns of a row are visible: bit 2 j + e stands for key `key` + 8 j + e.
+  /// Which of a thread's columns of a row are visible: bit 2 j + e stands for key `key` + 8 j + e of kKeys keys.
   template <int kKeys>
   __device__ __forceinline__ static std::uint32_t seen_columns(const RowKeys& keys, int key) {
     const auto columns_below = [&](int end) {
@@ -272,390 +309,519 @@ struct Prefill {
            bit_range(begin, max(columns_below(keys.end) - begin, 0));
   }
 
-  /// One tile of scores becomes unrounded probabilities, in place; rows' m and l advance; `rescale` is for O. The thread's
-  /// rows stand at positions p and p + 8, its first column is `key`.
-  template <int kKeys>
-  __device__ __forceinline__ static void softmax(const Arguments& arguments, Rows& rows,
-                                                 float (&s)[kKeys / 2], float (&rescale)[2], bool masked,
-                                                 int p, int kv_tokens, int key) {
-    if constexpr (kCap) {
-#pragma unroll
-      for (int i = 0; i < kKeys / 2; ++i) s[i] = soft_cap(s[i], arguments.cap_factor);
+  /// One warpgroup's 64 rows of a block, on their walk over the tiles. A thread holds rows g and g + 8 of its warp's 16, and
+  /// of each eight keys the two from 2 c on.
+  struct Consumer {
+    const Arguments& arguments;
+    Shared& shared;
+    const int warpgroup;
+    const int lane;
+
+    const Work* work = nullptr;
+    // Tiles are counted as they come; the count of a tile tells its stage and the parity of the stage's barriers.
+    unsigned next = 0;            // the next tile to come
+    unsigned held = 0;            // the tile whose scores are in s, or whose weights wait for their values
+    int running_stage = kStages;  // of the values that the tensor cores read; kStages: none
+    int segment_end = 0;          // the tile (of keys) at which the next segment begins
+    int folds = 0;                // segments in `total`
+
+    float s[kTile / 2];
+    float o[kDv / 2];  // of the current segment
+    std::uint32_t weights[kTile / kStepKeys][4];
+    float m[2];
+    float4 kept_sums;  // see `sums`
+
+    __device__ __forceinline__ Consumer(const Arguments& arguments, Shared& shared, int warpgroup)
+        : arguments(arguments),
+          shared(shared),
+          warpgroup(warpgroup),
+          lane(static_cast<int>(threadIdx.x) % 32) {}
+
+    /// Where a thread stands. Computed where it is needed: registers are too few to keep it, or what follows from it.
+    struct Place {
+      int lane;
+      int warp;  // among the consumers
+      __device__ __forceinline__ Place() {
+        int thread = static_cast<int>(threadIdx.x);
+        recompute_from(thread);
+        lane = thread % 32;
+        warp = thread / 32 - 4;
+      }
+      __device__ __forceinline__ int thread() const { return 32 * warp + lane; }
+      __device__ __forceinline__ int row() const { return 16 * warp + lane / 4; }  // in the block
+    };
+
+    /// Every warp releases for itself: a slow one must not miss a phase.
+    __device__ __forceinline__ void release(Barrier* barrier) const {
+      if (lane == 0) barrier_arrive(barrier);
     }
-    if (masked) [[unlikely]] {
+
+    __device__ __forceinline__ void restart() {
+#pragma unroll
+      for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) m[r] = negative_infinity();
+      keep_sums({});
+    }
+
+    /// l of row r and key mod 8 = 2 c + e, in order (0, 0), (0, 1), (1, 0), (1, 1).
+    __device__ __forceinline__ float4 sums() const {
+      if constexpr (kParksSums) {
+        return shared.sums[Place().thread()];
+      } else {
+        return kept_sums;
+      }
+    }
+    __device__ __forceinline__ void keep_sums(float4 sums) {
+      if constexpr (kParksSums) {
+        shared.sums[Place().thread()] = sums;
+      } else {
+        kept_sums = sums;
+      }
+    }
+
+    __device__ __forceinline__ static unsigned stage(unsigned count) {
+      return count % kStages;
+    }
+    __device__ __forceinline__ static unsigned parity(unsigned count) {
+      return count / kStages % 2;
+    }
+
+    /// Passes over tiles of the block that these rows do not see.
+    __device__ __forceinline__ void skip(int tiles) {
+#pragma unroll 1
+      for (int i = 0; i < tiles; ++i) {
+        const unsigned unseen = next + static_cast<unsigned>(i);
+        barrier_wait(&shared.k_full[stage(unseen)], parity(unseen));
+        release(&shared.k_empty[stage(unseen)]);
+        barrier_wait(&shared.v_full[stage(unseen)], parity(unseen));
+        release(&shared.v_empty[stage(unseen)]);
+      }
+      // (After the loop: what a loop that waits carries is not known to be uniform.)
+      next += static_cast<unsigned>(tiles);
+    }
+
+    __device__ __forceinline__ const T* queries() const {
+      return shared.q + warpgroup * 64 * kBlockColumns;
+    }
+
+    /// Starts the scores of the next tile.
+    __device__ __forceinline__ void start_next() {
+      barrier_wait(&shared.k_full[stage(next)], parity(next));
+      start_scores<kTile>(s, queries(), shared.k[stage(next)]);
+    }
+    /// They have arrived, when all but `kRunning` groups of products have.
+    template <int kRunning>
+    __device__ __forceinline__ void finish_next() {
+      wgmma_wait<kRunning>();
+      wgmma_touch(s);
+      release(&shared.k_empty[stage(next)]);
+      held = next++;
+    }
+
+    /// (m, l) of the segment goes to done_rows, and the next segment begins.
+    __device__ __forceinline__ void end_segment() {
+      const Place at;
+      const float4 l = sums();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const std::uint32_t seen = seen_columns<kKeys>(row_keys(arguments, p + 8 * r, kv_tokens), key);
+        float sum = r == 0 ? __fadd_rn(l.x, l.y) : __fadd_rn(l.z, l.w);
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+        if (at.lane % 4 == 0) shared.done_rows[at.row() + 8 * r] = {m[r], sum};
+        m[r] = negative_infinity();
+      }
+      keep_sums({});
+      __syncwarp();
+    }
+
+    /// The ended segment joins the running total, which lies in shared memory; the four threads of a row read its sums, the
+    /// first of them writes.
+    __device__ __forceinline__ void fold_segment() {
+      const Place at;
+      float4(&total)[kDv / 8][32] = shared.total[at.warp];
+      RowSum* sums = shared.total_rows + at.row();
+      const RowSum* done = shared.done_rows + at.row();
+      if (folds == 0) {
+        if (at.lane == 0) tma_store_wait_read();  // the output that was staged here
+        __syncwarp();
 #pragma unroll
-        for (int i = 0; i < kKeys / 4; ++i) {
-          float& score = s[4 * (i / 2) + 2 * r + i % 2];
+        for (int i = 0; i < kDv / 8; ++i)
+          total[i][at.lane] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
+        if (at.lane % 4 == 0) sums[0] = done[0], sums[8] = done[8];
+      } else {
+        const RowSum low_total = sums[0], high_total = sums[8];
+        const Fold low = fold_of(low_total.m, done[0].m);
+        const Fold high = fold_of(high_total.m, done[8].m);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < kDv / 8; ++i) {
+          const float4 t = total[i][at.lane];
+          total[i][at.lane] =
+              make_float4(sm90::folded(low, t.x, o[4 * i]), sm90::folded(low, t.y, o[4 * i + 1]),
+                          sm90::folded(high, t.z, o[4 * i + 2]), sm90::folded(high, t.w, o[4 * i + 3]));
+        }
+        if (at.lane % 4 == 0) {
+          sums[0] = {low.m, sm90::folded(low, low_total.l, done[0].l)};
+          sums[8] = {high.m, sm90::folded(high, high_total.l, done[8].l)};
+        }
+      }
+      __syncwarp();
+      ++folds;
+    }
+
+    /// The last segment, ended, joins the total in o; returns (m, l) of the two rows.
+    __device__ __forceinline__ void fold_last(RowSum (&end)[2]) {
+      const Place at;
+      const RowSum* done = shared.done_rows + at.row();
+      end[0] = done[0], end[1] = done[8];
+      if (folds == 0) return;
+      float4(&total)[kDv / 8][32] = shared.total[at.warp];
+      const RowSum* sums = shared.total_rows + at.row();
+      const RowSum low_total = sums[0], high_total = sums[8];
+      const Fold low = fold_of(low_total.m, end[0].m);
+      const Fold high = fold_of(high_total.m, end[1].m);
+#pragma unroll
+      for (int i = 0; i < kDv / 8; ++i) {
+        const float4 t = total[i][at.lane];
+        o[4 * i] = sm90::folded(low, t.x, o[4 * i]);
+        o[4 * i + 1] = sm90::folded(low, t.y, o[4 * i + 1]);
+        o[4 * i + 2] = sm90::folded(high, t.z, o[4 * i + 2]);
+        o[4 * i + 3] = sm90::folded(high, t.w, o[4 * i + 3]);
+      }
+      end[0] = {low.m, sm90::folded(low, low_total.l, end[0].l)};
+      end[1] = {high.m, sm90::folded(high, high_total.l, end[1].l)};
+    }
+
+    /// Waits for the products that are running and makes O ready for the tile that comes: it joins the total if that tile
+    /// begins a segment, and is rescaled if a maximum moved.
+    __device__ __forceinline__ void settle(bool new_segment, const float (&rescale)[2], bool moved) {
+      if (new_segment || __any_sync(0xffffffffu, moved)) [[unlikely]] {
+        wgmma_wait<0>();
+        wgmma_touch(o);
+        if (new_segment) {
+          fold_segment();
+#pragma unroll
+          for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kDv / 2; ++i) o[i] = __fmul_rn(o[i], rescale[i / 2 % 2]);
+        }
+      }
+      wgmma_wait<0>();
+      wgmma_touch(o);
+      release(&shared.v_empty[running_stage]);
+    }
+
+    /// Scores of keys that a row does not see become -inf.
+    template <int kKeys, int kFrom, int kTo>
+    __device__ __forceinline__ void mask(float (&x)[kKeys / 2], int tile) const {
+      const Place at;
+      const int key = tile * kTile + kFrom + at.lane % 4 * 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const std::uint32_t seen = seen_columns<kTo - kFrom>(
+            row_keys(arguments, work->p_first + at.row() + 8 * r, work->range.kv_tokens), key);
+#pragma unroll
+        for (int i = 0; i < (kTo - kFrom) / 4; ++i) {
+          float& score = x[kFrom / 2 + 4 * (i / 2) + 2 * r + i % 2];
           score = (seen & (1u << i)) != 0 ? score : negative_infinity();
         }
       }
     }
-    // Row by row in the formulas, both rows at once in the code, so that one hides the latencies of the other.
-    constexpr int kEights = kKeys / 8;
-    float maximum[2][2];
+
+    /// Scores of the keys [kFrom, kTo) of `tile` become weights, the others' weights 0; m and l advance, and O is settled
+    /// (not by a narrow tile, which is the first). `x` holds the scores of all kKeys keys from the tile's first on.
+    template <int kKeys, int kFrom, int kTo>
+    __device__ __forceinline__ void weigh(float (&x)[kKeys / 2], std::uint32_t (&w)[kKeys / kStepKeys][4],
+                                          int tile, bool masked) {
+      constexpr int kBegin = kFrom / 2, kEnd = kTo / 2;  // registers
+      if constexpr (kCap) {
 #pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& most = maximum[i / 2][i % 2];
-        most = j == 0 ? s[i] : fmaxf(most, s[4 * j + i]);
+        for (int i = kBegin; i < kEnd; ++i) x[i] = soft_cap(x[i], arguments.cap_factor);
       }
-    }
-    float shift[2];
+      const bool new_segment = kKeys == kTile && tile >= segment_end;
+      if (masked || new_segment) [[unlikely]] {
+        if (new_segment) {
+          end_segment();
+          segment_end = (tile / kSegmentTiles + 1) * kSegmentTiles;
+        }
+        if (masked) mask<kKeys, kFrom, kTo>(x, tile);
+      }
+      // Row by row in the formulas, both rows at once in the code, so that one hides the latencies of the other.
+      float maximum[2][2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) maximum[r][0] = fmaxf(maximum[r][0], maximum[r][1]);
+      for (int i = kBegin; i < kEnd; ++i) {
+        float& most = maximum[i / 2 % 2][i % 2];
+        most = i < kBegin + 4 ? x[i] : fmaxf(most, x[i]);
+      }
 #pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
+      for (int r = 0; r < 2; ++r) maximum[r][0] = fmaxf(maximum[r][0], maximum[r][1]);
+#pragma unroll
+      for (int step = 1; step <= 2; step *= 2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          maximum[r][0] = fmaxf(maximum[r][0], __shfl_xor_sync(0xffffffffu, maximum[r][0], step));
+      }
+      float shift[2], rescale[2];
+      bool moved = false;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        maximum[r][0] = fmaxf(maximum[r][0], __shfl_xor_sync(0xffffffffu, maximum[r][0], step));
+        const float next = next_maximum(m[r], __fmul_rn(maximum[r][0], arguments.score_factor));
+        shift[r] = shift_of(next);
+        rescale[r] = exp2_fast(__fadd_rn(m[r], -shift[r]));
+        moved |= rescale[r] != 1.0f && m[r] != negative_infinity();  // (-inf: O is 0 still)
+        m[r] = next;
+      }
+#pragma unroll
+      for (int i = kBegin; i < kEnd; ++i) x[i] = probability(x[i], arguments.score_factor, shift[i / 2 % 2]);
+      float4 l = sums();
+      l.x = add_tile(l.x, rescale[0], sum_of<kKeys, kFrom, kTo>(x, 0));
+      l.y = add_tile(l.y, rescale[0], sum_of<kKeys, kFrom, kTo>(x, 1));
+      l.z = add_tile(l.z, rescale[1], sum_of<kKeys, kFrom, kTo>(x, 2));
+      l.w = add_tile(l.w, rescale[1], sum_of<kKeys, kFrom, kTo>(x, 3));
+      keep_sums(l);
+      if constexpr (!kParksSums) {  // now: later, the probabilities would live on beside the weights
+        asm volatile("" : "+f"(kept_sums.x), "+f"(kept_sums.y), "+f"(kept_sums.z), "+f"(kept_sums.w));
+      }
+      if constexpr (kKeys == kTile) settle(new_segment, rescale, moved);
+#pragma unroll
+      for (int step = 0; step < kKeys / kStepKeys; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool inside = step * kStepKeys >= kFrom && step * kStepKeys < kTo;
+          w[step][i] = inside ? pack<T>(x[8 * step + 2 * i], x[8 * step + 2 * i + 1]) : 0u;
+        }
       }
     }
+
+    /// The sum of a tile's probabilities for one key mod 8 (element 2 r + e of each group of four), in the order of order.cuh;
+    /// keys outside [kFrom, kTo) are 0 and add nothing.
+    template <int kKeys, int kFrom, int kTo>
+    __device__ __forceinline__ static float sum_of(const float (&x)[kKeys / 2], int element) {
+      float quarter[4] = {};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float m = next_maximum(rows.m[r], __fmul_rn(maximum[r][0], arguments.score_factor));
-      shift[r] = shift_of(m);
-      rescale[r] = exp2_fast(__fadd_rn(rows.m[r], -shift[r]));
-      rows.m[r] = m;
-    }
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) s[i] = probability(s[i], arguments.score_factor, shift[i / 2 % 2]);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float quarter[4] = {};
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const int i = 8 * w + 2 * r + e;  // key 16 w + 2 c + e of the tile
-          if constexpr (kKeys == 128) {
-            quarter[w] = quarter_sum(s[i], s[i + 4], s[32 + i], s[36 + i]);
-          } else if (16 * w < kKeys) {
-            quarter[w] = __fadd_rn(s[i], s[i + 4]);
-          }
+      for (int w = 0; w < 4; ++w) {
+        constexpr int kSecond = 64;  // keys
+        const int i = 8 * w + element;
+        const bool low = 16 * w >= kFrom && 16 * w < kTo;
+        const bool high = kSecond + 16 * w >= kFrom && kSecond + 16 * w < kTo;
+        if (low && high) {
+          quarter[w] = quarter_sum(x[i], x[i + 4], x[32 + i], x[36 + i]);
+        } else if (low) {
+          quarter[w] = __fadd_rn(x[i], x[i + 4]);
+        } else if (high) {
+          quarter[w] = __fadd_rn(x[32 + i], x[36 + i]);
         }
-        rows.l[r][e] =
-            add_tile(rows.l[r][e], rescale[r], tile_sum(quarter[0], quarter[1], quarter[2], quarter[3]));
       }
+      return tile_sum(quarter[0], quarter[1], quarter[2], quarter[3]);
     }
-  }
 
-  template <int kKeys>
-  __device__ __forceinline__ static void round_probabilities(std::uint32_t (&p)[kKeys / 16][4],
-                                                             const float (&s)[kKeys / 2]) {
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) p[step][i] = pack<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+    /// Starts O += P V with the first kKeys keys of the held tile.
+    template <int kKeys, int kSteps>
+    __device__ __forceinline__ void start_held(const std::uint32_t (&w)[kSteps][4]) {
+      running_stage = static_cast<int>(stage(held));
+      barrier_wait(&shared.v_full[running_stage], parity(held));
+      start_values<kKeys>(o, w, shared.v[running_stage]);
     }
-  }
 
-  /// l of a finished segment, the same in the four threads of a row.
-  __device__ __forceinline__ static float segment_sum(const float (&l)[2]) {
-    float sum = __fadd_rn(l[0], l[1]);
-    sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-    return __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-  }
+    /// A first tile that holds a few sink tokens and nothing else takes one step of keys instead of eight: the others would
+    /// multiply zeros, and leaving them out changes no bit. Runs beside the scores of the next tile, `skipped` tiles on.
+    __device__ __forceinline__ void narrow_tile(int skipped) {
+      float x[kStepKeys / 2];
+      std::uint32_t w[1][4];
+      barrier_wait(&shared.k_full[stage(next)], parity(next));
+      start_scores<kStepKeys>(x, queries(), shared.k[stage(next)]);
+      wgmma_wait<0>();
+      wgmma_touch(x);
+      release(&shared.k_empty[stage(next)]);
+      held = next++;
+      weigh<kStepKeys, 0, kStepKeys>(x, w, 0, true);
+      start_held<kStepKeys>(w);
+      skip(skipped);
+      start_next();
+      finish_next<0>();
+    }
 
-  /// Folds a finished segment into the running total. `done` and `total_rows` point at the first of the thread's rows; the
-  /// four threads of a row all need them, and the first of the four writes.
-  __device__ __forceinline__ static void fold(const float (&o)[kDv / 2], float4 (&total)[kDv / 8][32],
-                                              RowSum* total_rows, const RowSum* done, int lane, bool first) {
-    const RowSum low_done = done[0], high_done = done[8];
-    if (first) {
-#pragma unroll
-      for (int i = 0; i < kDv / 8; ++i)
-        total[i][lane] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
-      if (lane % 4 == 0) total_rows[0] = low_done, total_rows[8] = high_done;
-      __syncwarp();
-      return;
-    }
-    const RowSum low_total = total_rows[0], high_total = total_rows[8];
-    const Fold low = fold_of(low_total.m, low_done.m);
-    const Fold high = fold_of(high_total.m, high_done.m);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kDv / 8; ++i) {
-      const float4 t = total[i][lane];
-      total[i][lane] = make_float4(folded(low, t.x, o[4 * i]), folded(low, t.y, o[4 * i + 1]),
-                                   folded(high, t.z, o[4 * i + 2]), folded(high, t.w, o[4 * i + 3]));
-    }
-    if (lane % 4 == 0) {
-      total_rows[0] = {low.m, folded(low, low_total.l, low_done.l)};
-      total_rows[8] = {high.m, folded(high, high_total.l, high_done.l)};
-    }
-    __syncwarp();
-  }
-
-  /// Rounds and stores the 16 rows of a warp through its part of `total`.
-  __device__ __forceinline__ static void store(const Arguments& arguments, const Work& work,
-                                               float (&o)[kDv / 2], const float (&factor)[2], void* staging,
-                                               int first_row, int lane) {
-    constexpr int kChunks = kDv / 8;  // of 16 bytes, per row
-    recompute_from(lane);  // addresses are computed here, not kept in registers through the main loop
-    const int g = lane / 4, c = lane % 4;
-    auto* words = static_cast<std::uint32_t*>(staging);
-    __syncwarp();  // other lanes have read their totals
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int j = 0; j < kChunks; ++j) {
-        const int row = g + 8 * r;
-        words[row * kChunks * 4 + (j ^ g) * 4 + c] =
-            pack<T>(output(o[4 * j + 2 * r], factor[r]), output(o[4 * j + 2 * r + 1], factor[r]));
+    /// Walks over the tiles. Afterwards o, m and l are those of the last segment.
+    __device__ __forceinline__ void walk(const Part& part, const TileWalk& block) {
+      const TileWalk walk = uniform(part.walk);
+      const TileWalk unmasked = uniform(part.unmasked);
+      const int flags = __shfl_sync(
+          0xffffffffu, (part.narrow ? 1 : 0) | (part.first_high ? 2 : 0) | (part.last_low ? 4 : 0), 0);
+      restart();
+      wgmma_touch(o);  // zeros now, not when products are running
+      folds = 0;
+      running_stage = kStages;
+      if (walk.count() == 0) {
+        if (block.count() > 0) release(&shared.q_empty);
+        skip(block.count());
+        return;
       }
-    }
-    __syncwarp();
-    constexpr int kRowsAtOnce = 32 / kChunks > 0 ? 32 / kChunks : 1;
-    static_assert(32 % kChunks == 0, "a chunk column belongs to one lane");
-    const auto* chunks = static_cast<const uint4*>(staging);
-    const int j = lane % kChunks;
-    const int tokens_left = j * 8 < arguments.d_v ? work.range.q_tokens - first_row : 0;
-    auto* out = static_cast<T*>(arguments.out) +
-                out_index(arguments, work.sequence, work.range.q_row, work.head, first_row + lane / kChunks) +
-                j * 8;
-    const std::int64_t stride = kRowsAtOnce * arguments.out_token;
-#pragma unroll
-    for (int row = lane / kChunks; row < 16; row += kRowsAtOnce) {
-      if (row < tokens_left) *reinterpret_cast<uint4*>(out) = chunks[row * kChunks + (j ^ (row % 8))];
-      out += stride;
-    }
-    __syncwarp();  // the staging memory is free again
-  }
-
-  __device__ __forceinline__ static TileWalk uniform(const TileWalk& walk) {
-    return {__shfl_sync(0xffffffffu, walk.sink_tiles, 0), __shfl_sync(0xffffffffu, walk.first, 0),
-            __shfl_sync(0xffffffffu, walk.last, 0)};
-  }
-
-  __device__ static void consume(const Arguments& arguments, Shared& shared, int warpgroup) {
-    const int thread = static_cast<int>(threadIdx.x) - 128;  // among the consumers
-    const int lane = thread % 32, warp = thread / 32;
-    const int c = lane % 4;
-    const bool leader = lane == 0;  // every warp releases for itself: a slow one must not miss a phase
-    const int own_row =
-        64 * warpgroup + warp % 4 * 16 + lane / 4;  // in the block; the thread's other row is 8 below
-    float4(&total)[kDv / 8][32] = shared.total[warp];
-    RowSum* total_rows = shared.total_rows + own_row;
-    RowSum* done_rows = shared.done_rows + own_row;
-    const T* q = shared.q + warpgroup * 64 * kBlockColumns;
-    int use = 0;  // tiles consumed so far
-    int q_uses = 0;
-    for (int turn = 0;; ++turn) {
-      const int slot = turn % 2;
-      barrier_wait(&shared.work_full[slot], turn / 2 % 2);
-      const Work& work = shared.work[slot];
-      if (work.sequence < 0) return;
-
-      // This warpgroup's 64 rows, and the tiles they need of those that the block loads. All of it is the same in every
-      // thread; saying so keeps the loop's control in uniform registers.
-      const int kv_tokens = work.range.kv_tokens;
-      const int p_first = work.p_first + 64 * warpgroup;
-      const int p_last = min(p_first + 63, work.p_last);
-      const TileWalk block = uniform(work.walk);
-      TileWalk walk = uniform(tile_walk<kTile>(arguments, p_first, p_last, kv_tokens));
-      if (p_first > p_last) walk = {0, 0, 0};
-      const TileWalk unmasked = uniform(unmasked_tiles<kTile>(arguments, p_first, p_first + 63, kv_tokens));
-      const int last_use = use + block.count();
-
-      float s[kTile / 2];
-      float o[kDv / 2];
-      std::uint32_t p[kTile / 16][4];
-      float rescale[2] = {1.0f, 1.0f};
-      Rows rows;
-      restart(rows);
-#pragma unroll
-      for (int i = 0; i < kDv / 2; ++i) o[i] = 0.0f;
-      wgmma_touch(o);
-      bool folded_any = false;
-      bool fresh = true;       // o holds nothing of the current segment
-      int pending = 0;         // the use of the tile whose unrounded probabilities s holds
-      int running_stage = -1;  // stage of the values that the tensor cores are reading; -1: none
-      int segment = 0;
-      bool new_segment = false;  // the pending tile begins a segment, and o belongs to the one before
-
-      const auto segment_done = [&] {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const float sum = segment_sum(rows.l[r]);
-          if (c == 0) done_rows[8 * r] = {rows.m[r], sum};
-        }
-        __syncwarp();
-        restart(rows);
-      };
-      // Waits for the products of the tile before the pending one and gives its values back.
-      const auto finish_running = [&] {
-        wgmma_wait<0>();
-        wgmma_touch(o);
-        if (running_stage >= 0 && leader) barrier_arrive(&shared.v_empty[running_stage]);
-        running_stage = -1;
-      };
-      // Makes the pending tile ready to be multiplied.
-      const auto settle = [&] {
-        finish_running();
-        if (new_segment) [[unlikely]] {
-          fold(o, total, total_rows, done_rows, lane, !folded_any);
-          folded_any = true;
-          fresh = true;
-        } else if (!fresh && __any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) [[unlikely]] {
-#pragma unroll
-          for (int n = 0; n < kDv / 2; ++n) o[n] = __fmul_rn(o[n], rescale[n / 2 % 2]);
-        }
-        round_probabilities<kTile>(p, s);
-      };
-      const auto multiply_pending = [&] {
-        barrier_wait(&shared.v_full[pending % kStages], pending / kStages % 2);
-        wgmma_fence();
-        values<kTile>(o, p, shared.v[pending % kStages], !fresh);
-      };
-      const auto skip_to = [&](int to) {
-#pragma unroll 1
-        for (; use < to; ++use) {
-          const int stage = use % kStages, parity = use / kStages % 2;
-          barrier_wait(&shared.k_full[stage], parity);
-          if (leader) barrier_arrive(&shared.k_empty[stage]);
-          barrier_wait(&shared.v_full[stage], parity);
-          if (leader) barrier_arrive(&shared.v_empty[stage]);
-        }
-      };
-
-      const auto multiply = [&](bool accumulate) {
-        const int stage = use % kStages;
-        barrier_wait(&shared.k_full[stage], use / kStages % 2);
-        wgmma_fence();
-        scores<kTile>(s, q, shared.k[stage]);
-        wgmma_commit();
-        if (accumulate) {
-          multiply_pending();
-          wgmma_commit();
-        }
-        if (accumulate)
-          wgmma_wait<1>();
-        else
-          wgmma_wait<0>();
-        wgmma_touch(s);
-        if (leader) barrier_arrive(&shared.k_empty[stage]);
-      };
-      const auto take_scores = [&](int tile) {
-        softmax<kTile>(arguments, rows, s, rescale, !unmasked.has(tile), work.p_first + own_row, kv_tokens,
-                       tile * kTile + 2 * c);
-        wgmma_touch(s);
-        pending = use;
-        segment = tile / kSegmentTiles;
-        ++use;
-      };
-
-      const int first_use = use;
-      if (last_use > use) barrier_wait(&shared.q_full, q_uses % 2);
-      int range = walk.sink_tiles > 0 ? 0 : 1;
-      int tile = range == 0 ? 0 : walk.first;
-      // A first tile that holds a few sink tokens and nothing else takes one step of keys instead of eight: the others would
-      // multiply zeros, and leaving them out changes no bit.
-      const bool narrow = !kCap && walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys &&
-                          walk.last > walk.first && row_keys(arguments, p_first, kv_tokens).begin >= kTile;
+      const bool narrow = kTrims && (flags & 1) != 0;
+      const int last = walk.last > walk.first ? walk.last - 1 : walk.sink_tiles - 1;
+      int tile = walk.sink_tiles > 0 && !narrow ? 0 : walk.first;
+      segment_end = narrow ? kSegmentTiles : (tile / kSegmentTiles + 1) * kSegmentTiles;
+      skip(narrow ? 0 : block.index(tile));
       if (narrow) {
-        const int stage = use % kStages, parity = use / kStages % 2;
-        float sinks[kStepKeys / 2];
-        std::uint32_t weights[1][4];
-        barrier_wait(&shared.k_full[stage], parity);
-        wgmma_fence();
-        scores<kStepKeys>(sinks, q, shared.k[stage]);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_touch(sinks);
-        if (leader) barrier_arrive(&shared.k_empty[stage]);
-        softmax<kStepKeys>(arguments, rows, sinks, rescale, true, work.p_first + own_row, kv_tokens, 2 * c);
-        round_probabilities<kStepKeys>(weights, sinks);
-        barrier_wait(&shared.v_full[stage], parity);
-        wgmma_fence();
-        values<kStepKeys>(o, weights, shared.v[stage], false);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_touch(o);
-        if (leader) barrier_arrive(&shared.v_empty[stage]);
-        ++use;
-        fresh = false;
-        range = 1;
-        tile = walk.first;
+        narrow_tile(block.index(tile) - 1);
+      } else {
+        start_next();
+        finish_next<0>();
       }
-      if (walk.count() > 0) {
-        skip_to(first_use + block.index(tile));
-        multiply(false);
-        new_segment = narrow && tile >= kSegmentTiles;
-        if (new_segment) segment_done();
-        take_scores(tile);
-        for (++tile; range < 2; ++range, tile = walk.first) {
-          const int end = range == 0 ? walk.sink_tiles : walk.last;
-          const int to = first_use + block.index(tile);
-          if (tile < end && use < to) {
-            finish_running();  // the skipped tile may need the stage of its values; the pending tile keeps the other
-            skip_to(to);
-          }
-          // (An iteration begins with the wait for the products of the one before: inside one block the compiler would move
-          // that wait before the exponentials, and nothing would run beside them.)
-          for (; tile < end; ++tile) {
-            settle();
-            multiply(true);
-            running_stage = pending % kStages;
-            fresh = false;
-            new_segment = tile / kSegmentTiles != segment;
-            if (new_segment) [[unlikely]]
-              segment_done();
-            take_scores(tile);
-          }
-        }
-        settle();
-        multiply_pending();
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_touch(o);
-        if (leader) barrier_arrive(&shared.v_empty[pending % kStages]);
-      }
-      if (last_use > first_use) {
-        if (leader) barrier_arrive(&shared.q_empty);
-        ++q_uses;
-      }
-      skip_to(last_use);
-
-      segment_done();
-      const RowSum* end = done_rows;
-      if (folded_any) {
-        fold(o, total, total_rows, done_rows, lane, false);
-#pragma unroll
-        for (int n = 0; n < kDv / 8; ++n) {
-          const float4 t = total[n][lane];
-          o[4 * n] = t.x, o[4 * n + 1] = t.y, o[4 * n + 2] = t.z, o[4 * n + 3] = t.w;
-        }
-        end = total_rows;
+      if (tile == last) release(&shared.q_empty);
+      if (kTrims && (flags & 2) != 0) {
+        weigh<kTile, kTile / 2, kTile>(s, weights, tile, true);
+      } else {
+        weigh<kTile, 0, kTile>(s, weights, tile, !unmasked.has(tile));
       }
 
+      // The scores of the next tile beside the products of the one before it.
+      const auto advance_to_next = [&] {
+        // (Selections, not branches: what is chosen in a branch that waits is no longer known to be uniform.)
+        const bool jump = tile + 1 == walk.sink_tiles;
+        const int unseen = jump ? block.index(walk.first) - block.index(tile) - 1 : 0;
+        tile = jump ? walk.first : tile + 1;
+        skip(unseen);
+        start_next();
+        start_held<kTile>(weights);
+        finish_next<1>();
+        if (tile == last) release(&shared.q_empty);
+      };
+      const bool last_low = kTrims && (flags & 4) != 0;
+      const int last_whole = last_low ? last - 1 : last;
+      while (tile < last_whole) {
+        advance_to_next();
+        weigh<kTile, 0, kTile>(s, weights, tile, !unmasked.has(tile));
+      }
+      if (last_low) {
+        if (tile < last) {
+          advance_to_next();
+          weigh<kTile, 0, kTile / 2>(s, weights, tile, true);
+        }
+        start_held<kTile / 2>(weights);
+      } else {
+        start_held<kTile>(weights);
+      }
+      wgmma_wait<0>();
+      wgmma_touch(o);
+      release(&shared.v_empty[running_stage]);
+      skip(block.count() - block.index(tile) - 1);
+    }
+
+    /// Finishes the rows of this warp and stores them, and their log-sum-exps.
+    __device__ __forceinline__ void finish_rows(const Work& work, const CUtensorMap& out_map) {
+      end_segment();
+      RowSum end[2];
+      fold_last(end);
+      const Place at;
+      const int lane = at.lane;
       const float sink =
           arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + work.head);
       float factor[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const Finish row = finish(end[8 * r].m, end[8 * r].l, sink);
+        const Finish row = finish(end[r].m, end[r].l, sink);
         factor[r] = row.factor;
-        const int token = work.first_token + own_row + 8 * r;
-        if (arguments.writes_lse && c == 0 && token < work.range.q_tokens) {
-          const std::int64_t at = lse_index(arguments, work.sequence, work.range.q_row, work.head, token);
-          if (arguments.lse != nullptr) arguments.lse[at] = row.lse;
-          if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[at] = row.lse_with_sink;
+        const int token = work.first_token + at.row() + 8 * r;
+        if (arguments.writes_lse && lane % 4 == 0 && token < work.range.q_tokens) {
+          const std::int64_t i = lse_index(arguments, work.sequence, work.range.q_row, work.head, token);
+          if (arguments.lse != nullptr) arguments.lse[i] = row.lse;
+          if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[i] = row.lse_with_sink;
         }
       }
-      store(arguments, work, o, factor, &total, work.first_token + 64 * warpgroup + warp % 4 * 16, lane);
-      if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
+
+      // The 16 rows of a warp lie in its part of `total` as the copy engine wants them.
+      auto* staging = reinterpret_cast<unsigned char*>(&shared.total[at.warp]);
+      constexpr int kBlockBytes = 16 * 128;
+      if (folds == 0 && lane == 0) tma_store_wait_read();
+      __syncwarp();
+      const int row = lane / 8 % 2 * 8 + lane % 8;  // that this lane addresses, of columns 8 j or 8 j + 8
+#pragma unroll
+      for (int j = 0; j < kDv / 8; j += 2) {
+        std::uint32_t x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = i % 2, e = 4 * (j + i / 2) + 2 * r;
+          x[i] = pack<T>(output(o[e], factor[r]), output(o[e + 1], factor[r]));
+        }
+        const int chunk = j % 8 + lane / 16;
+        store_matrices(staging + j / 8 * kBlockBytes + row * 128 + (chunk ^ row % 8) * 16, x);
+      }
+      const int first = work.first_token + at.warp * 16;
+      const int rows = __shfl_sync(0xffffffffu, work.range.q_tokens - first, 0);
+      fence_proxy_async();
+      __syncwarp();
+      if (rows >= 16) {
+        if (lane == 0) {
+#pragma unroll
+          for (int block = 0; block < kDv / kBlockColumns; ++block) {
+            tma_store(staging + block * kBlockBytes, &out_map, block * kBlockColumns, work.head,
+                      work.range.q_row + first, arguments.q_begin == nullptr ? work.sequence : 0);
+          }
+          tma_store_commit();
+        }
+      } else {
+        store_last_rows(work, staging, first, rows, lane);
+      }
+      __syncwarp();
     }
+
+    /// Stores the last rows of a sequence, fewer than 16: those behind them belong to the next one.
+    __device__ __forceinline__ void store_last_rows(const Work& work, const unsigned char* staging, int first,
+                                                    int rows, int lane) {
+      constexpr int kChunks = kDv / 8;  // of 16 bytes, per row
+      constexpr int kRowsAtOnce = 32 / kChunks;
+      static_assert(32 % kChunks == 0, "a chunk column belongs to one lane");
+      const int chunk = lane % kChunks;
+      auto* out = static_cast<T*>(arguments.out) +
+                  out_index(arguments, work.sequence, work.range.q_row, work.head, first) + chunk * 8;
+      if (chunk * 8 >= arguments.d_v) rows = 0;
+#pragma unroll 1
+      for (int step = 0; step < 16 / kRowsAtOnce; ++step) {
+        const int row = step * kRowsAtOnce + lane / kChunks;
+        if (row < rows) {
+          *reinterpret_cast<uint4*>(out + row * arguments.out_token) = *reinterpret_cast<const uint4*>(
+              staging + chunk / 8 * (16 * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16);
+        }
+      }
+    }
+  };
+
+  /// The same in every thread; saying so keeps the control of loops in uniform registers.
+  __device__ __forceinline__ static TileWalk uniform(const TileWalk& walk) {
+    return {__shfl_sync(0xffffffffu, walk.sink_tiles, 0), __shfl_sync(0xffffffffu, walk.first, 0),
+            __shfl_sync(0xffffffffu, walk.last, 0)};
+  }
+
+  __device__ static void consume(const Arguments& arguments, Shared& shared, const CUtensorMap& out_map,
+                                 int warpgroup) {
+    Consumer consumer(arguments, shared, warpgroup);
+    int q_uses = 0;
+    for (int turn = 0;; ++turn) {
+      const int slot = turn % 2;
+      barrier_wait(&shared.work_full[slot], turn / 2 % 2);
+      const Work& work = shared.work[slot];
+      if (__shfl_sync(0xffffffffu, work.sequence, 0) < 0) break;
+      consumer.work = &work;
+      const TileWalk block = uniform(work.walk);
+      if (block.count() > 0) {
+        barrier_wait(&shared.q_full, q_uses % 2);
+        ++q_uses;
+      }
+      consumer.walk(work.part[warpgroup], block);
+      consumer.finish_rows(work, out_map);
+      consumer.release(&shared.work_empty[slot]);
+    }
+    if (consumer.lane == 0) tma_store_wait_read();  // shared memory goes away
   }
 };
 
 template <typename T, int kDqk, int kDv, bool kCap>
 __global__ void __launch_bounds__((Prefill<T, kDqk, kDv, kCap>::kThreads), 1)
     prefill_kernel(const __grid_constant__ Arguments arguments, const __grid_constant__ CUtensorMap q_map,
-                   const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map) {
+                   const __grid_constant__ CUtensorMap k_map, const __grid_constant__ CUtensorMap v_map,
+                   const __grid_constant__ CUtensorMap out_map) {
   using P = Prefill<T, kDqk, kDv, kCap>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
@@ -665,6 +831,7 @@ __global__ void __launch_bounds__((Prefill<T, kDqk, kDv, kCap>::kThreads), 1)
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);
     tma_prefetch_map(&v_map);
+    tma_prefetch_map(&out_map);
     barrier_init(&shared.q_full, 1);
     barrier_init(&shared.q_empty, P::kConsumers / 32);
     for (int stage = 0; stage < P::kStages; ++stage) {
@@ -674,6 +841,7 @@ __global__ void __launch_bounds__((Prefill<T, kDqk, kDv, kCap>::kThreads), 1)
       barrier_init(&shared.v_empty[stage], P::kConsumers / 32);
       barrier_init(&shared.v_loaded[stage], 1);
     }
+    barrier_init(&shared.v_empty[P::kStages], P::kConsumers / 32);
     for (int slot = 0; slot < 2; ++slot) {
       barrier_init(&shared.work_full[slot], 1);
       barrier_init(&shared.work_empty[slot], 2 + P::kConsumers / 32);  // loader, clearer, every consumer warp
@@ -688,7 +856,7 @@ __global__ void __launch_bounds__((Prefill<T, kDqk, kDv, kCap>::kThreads), 1)
     if (warp == 2) P::clear(arguments, shared, static_cast<int>(threadIdx.x) % 32);
   } else {
     registers_grow<P::kConsumerRegisters>();
-    P::consume(arguments, shared, warp / 4 - 1);
+    P::consume(arguments, shared, out_map, warp / 4 - 1);
   }
 }
 

@@ -29,4 +29,30 @@ __device__ __forceinline__ void tma_load(void* destination, const CUtensorMap* m
       : "memory");
 }
 
+/// Stores the box at (column, head, token, page) from `source`; rows and columns outside the tensor are not written. The
+/// writer of `source` fences (fence_proxy_async) before.
+__device__ __forceinline__ void tma_store(const void* source, const CUtensorMap* map, int column, int head,
+                                          int token, int page) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(shared_address(source)), "r"(column), "r"(head), "r"(token), "r"(page)
+      : "memory");
+}
+/// Closes the group of stores that this thread started.
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Waits until this thread's stores have read their source.
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/// Stores four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 point at the rows (16 bytes) of matrix i; register i
+/// of lane t holds elements 2 (t % 4) and the next of its row t / 4.
+__device__ __forceinline__ void store_matrices(void* row, const std::uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 }  // namespace basin::attention::sm90
