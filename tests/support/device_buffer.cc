@@ -51,14 +51,23 @@ void DeviceBuffer::fill(unsigned char byte) {
   expect_success(cudaMemset(data(), byte, bytes_), "cudaMemset");
 }
 
-void DeviceBuffer::upload(const void* host, std::size_t bytes) {
-  if (bytes > bytes_) throw std::runtime_error("upload of more bytes than the buffer has");
-  if (bytes > 0) expect_success(cudaMemcpy(data(), host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+void DeviceBuffer::upload(const void* host, std::size_t bytes, std::size_t offset) {
+  expect_inside("upload", bytes, offset);
+  if (bytes > 0) expect_success(cudaMemcpy(at(offset), host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-void DeviceBuffer::download(void* host, std::size_t bytes) const {
-  if (bytes > bytes_) throw std::runtime_error("download of more bytes than the buffer has");
-  if (bytes > 0) expect_success(cudaMemcpy(host, data(), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+void DeviceBuffer::download(void* host, std::size_t bytes, std::size_t offset) const {
+  expect_inside("download", bytes, offset);
+  if (bytes > 0) expect_success(cudaMemcpy(host, at(offset), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+}
+
+void DeviceBuffer::expect_inside(const char* what, std::size_t bytes, std::size_t offset) const {
+  if (offset > bytes_ || bytes > bytes_ - offset)
+    throw std::runtime_error(std::string(what) + " of more bytes than the buffer has");
+}
+
+unsigned char* DeviceBuffer::at(std::size_t offset) const {
+  return memory_ + kGuardBytes + offset;
 }
 
 bool DeviceBuffer::guards_intact() const {

@@ -25,13 +25,16 @@ class DeviceBuffer {
   std::size_t bytes() const { return bytes_; }
 
   void fill(unsigned char byte);
-  void upload(const void* host, std::size_t bytes);
-  void download(void* host, std::size_t bytes) const;
+  void upload(const void* host, std::size_t bytes, std::size_t offset = 0);
+  void download(void* host, std::size_t bytes, std::size_t offset = 0) const;
 
   /// Nothing has written into the bands before and behind the contents.
   bool guards_intact() const;
 
  private:
+  void expect_inside(const char* what, std::size_t bytes, std::size_t offset) const;
+  unsigned char* at(std::size_t offset) const;
+
   unsigned char* memory_ = nullptr;
   std::size_t bytes_ = 0;
 };

@@ -20,8 +20,11 @@ class CudaAttentionGraph : public CudaTest {
     if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
   }
 
+  // (The stream waits for nothing that other streams do, so the tests wait for the device on both sides of it.)
   cudaGraphExec_t captured(OnDevice& device) {
-    device.launch(stream_);  // loads the kernel, and the workspace grows
+    test::synchronize_device();
+    device.launch(stream_);  // loads the kernel
+    test::synchronize_device();
     expect_success(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
     device.launch(stream_);
     cudaGraph_t graph = nullptr;

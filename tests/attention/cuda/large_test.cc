@@ -54,6 +54,7 @@ TEST_F(CudaAttentionLarge, MoreThanTwoToThe31Elements) {
 
     cuda::Forward& forward = device.forward;
     const std::int64_t extra_pages = kManyElements / forward.k.stride[0] + 1;
+    ASSERT_GT(extra_pages * forward.k.stride[0], std::int64_t{1} << 31);
     const test::DeviceBuffer k = moved_back(forward.k, extra_pages), v = moved_back(forward.v, extra_pages);
     std::vector<std::int32_t> table(device.page_table.bytes() / sizeof(std::int32_t));
     device.page_table.download(table.data(), device.page_table.bytes());
@@ -64,6 +65,7 @@ TEST_F(CudaAttentionLarge, MoreThanTwoToThe31Elements) {
 
     // The third sequence's queries and results stand beyond 2^31 elements.
     const std::int64_t stride = kManyElements / 2, rows = forward.q.stride[0];
+    ASSERT_GT(2 * stride, std::int64_t{1} << 31);
     const test::DeviceBuffer q = large(2 * stride + rows), out = large(2 * stride + rows);
     const auto at = [](const test::DeviceBuffer& buffer, std::int64_t element) {
       return static_cast<char*>(buffer.data()) + element * kElementBytes;

@@ -26,23 +26,44 @@ std::size_t index(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
 
-// Zeroed once and grown as needed, as an application would keep it: every launch finds what the last one left.
-test::DeviceBuffer& workspace(std::size_t bytes) {
-  static test::DeviceBuffer buffer;
-  if (buffer.bytes() < bytes) {
-    buffer = test::DeviceBuffer(bytes);
-    buffer.fill(0);
+// Of all launches, zeroed once and as far as one needs it, as an application would keep it: every launch finds what the last
+// one left. It never moves, because captured graphs hold its address.
+class Workspace {
+ public:
+  void* reserve(std::size_t bytes) {
+    if (bytes + kWatchedBytes > memory_.bytes())
+      throw std::logic_error("the tests have a workspace that is too small: raise Workspace::kBytes");
+    if (bytes > used_) {
+      std::vector<std::byte> zeros(bytes - used_);
+      memory_.upload(zeros.data(), zeros.size(), used_);
+      used_ = bytes;
+      test::synchronize_device();  // other streams do not wait for the upload
+    }
+    return memory_.data();
   }
-  return buffer;
-}
 
-void expect_sound_workspace() {
-  const test::DeviceBuffer& buffer = workspace(0);
-  std::vector<std::uint32_t> counters(sm90::kCounters);
-  buffer.download(counters.data(), counters.size() * sizeof(std::uint32_t));
-  EXPECT_TRUE(std::all_of(counters.begin(), counters.end(), [](std::uint32_t n) { return n == 0; }))
-      << "a launch left a counter that is not zero";
-  EXPECT_TRUE(buffer.guards_intact()) << "a launch wrote outside its workspace";
+  /// Fails the test when a counter is not back at zero, or a byte behind what any launch was given has changed.
+  void expect_sound() const {
+    std::vector<std::uint32_t> counters(std::min(used_ / sizeof(std::uint32_t), index(sm90::kCounters)));
+    memory_.download(counters.data(), counters.size() * sizeof(std::uint32_t));
+    EXPECT_TRUE(std::all_of(counters.begin(), counters.end(), [](std::uint32_t n) { return n == 0; }))
+        << "a launch left a counter that is not zero";
+    std::vector<unsigned char> behind(kWatchedBytes);
+    memory_.download(behind.data(), behind.size(), used_);
+    EXPECT_TRUE(std::all_of(behind.begin(), behind.end(), [](unsigned char byte) { return byte == 0xff; }))
+        << "a launch wrote behind its workspace";
+    EXPECT_TRUE(memory_.guards_intact()) << "a launch wrote outside its workspace";
+  }
+
+ private:
+  static constexpr std::size_t kBytes = std::size_t{512} << 20, kWatchedBytes = 4096;
+  test::DeviceBuffer memory_{kBytes};
+  std::size_t used_ = 0;
+};
+
+Workspace& workspace() {
+  static Workspace workspace;
+  return workspace;
 }
 
 // The same view over a copy of `memory` at `base`.
@@ -413,12 +434,12 @@ void OnDevice::reset() {
 
 void OnDevice::launch(CUstream_st* stream) {
   const std::size_t bytes = cuda::workspace_bytes(forward);
-  cuda::forward(forward, workspace(bytes).data(), bytes, stream);
+  cuda::forward(forward, workspace().reserve(bytes), bytes, stream);
 }
 
 Bits OnDevice::bits() const {
   test::synchronize_device();
-  expect_sound_workspace();
+  workspace().expect_sound();
   for (const auto* buffer : {&out, &lse, &lse_with_sink}) EXPECT_TRUE(buffer->guards_intact());
   std::vector<std::uint16_t> values(out.bytes() / kElementBytes);
   std::vector<std::uint32_t> sums(lse.bytes() / sizeof(float)), sums_with_sink = sums;
