@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "attention_gpu/append_work.h"
 #include "attention_gpu/work.h"
 
 namespace basin::bench {
@@ -31,51 +32,83 @@ nlohmann::json describe_device() {
           {"cuda_runtime", runtime}};
 }
 
+// The table as text, and its rows as JSON.
+class Table {
+ public:
+  explicit Table(const Options& options) : options_(options), text_(options.json ? stderr : stdout) {
+    report_ = describe_device();
+    copy_ = copy_bandwidth();
+    report_["copy_tb_s"] = copy_ * 1e-12;
+    report_["gemm_tflops"] = options.gemm_tflops;
+    report_["rows"] = nlohmann::json::array();
+    fmt::print(text_, "{}, {} SMs; copy {:.2f} TB/s; GEMM {}\n", report_["device"].get<std::string>(),
+               report_["multiprocessors"].get<int>(), copy_ * 1e-12,
+               options.gemm_tflops > 0 ? fmt::format("{:.0f} TFLOP/s", options.gemm_tflops)
+                                       : "not given (--gemm-tflops)");
+    fmt::print(text_, "{:<52} {:>9} {:>9} {:>8} {:>8} {:>7}\n", "work (bf16, 8 key heads, sink_logit)", "ms",
+               "TFLOP/s", "TB/s", "% GEMM", "% copy");
+  }
+
+  void add_refused(const std::string& name, const std::string& reason) {
+    fmt::print(text_, "{:<52} not run: {}\n", name, reason);
+    report_["rows"].push_back({{"work", name}, {"refused", reason}});
+  }
+
+  void add(const std::string& name, double ms, const Cost& cost) {
+    const double tflops = cost.flops / ms * 1e-9, tb_s = cost.bytes / ms * 1e-9;
+    nlohmann::json row = {
+        {"work", name}, {"ms", ms}, {"tb_s", tb_s}, {"percent_of_copy", 1e14 * tb_s / copy_}};
+    std::string flops = "-", gemm = "-";
+    if (cost.flops > 0) {
+      row["tflops"] = tflops;
+      flops = fmt::format("{:.1f}", tflops);
+    }
+    if (cost.flops > 0 && options_.gemm_tflops > 0) {
+      row["percent_of_gemm"] = 100 * tflops / options_.gemm_tflops;
+      gemm = fmt::format("{:.1f}", 100 * tflops / options_.gemm_tflops);
+    }
+    fmt::print(text_, "{:<52} {:>9.4f} {:>9} {:>8.3f} {:>8} {:>7.1f}\n", name, ms, flops, tb_s, gemm,
+               1e14 * tb_s / copy_);
+    std::fflush(text_);
+    report_["rows"].push_back(row);
+  }
+
+  void print_json() const {
+    if (options_.json) fmt::print("{}\n", report_.dump(2));
+  }
+
+ private:
+  const Options& options_;
+  std::FILE* text_;
+  nlohmann::json report_;
+  double copy_ = 0;  // bytes per second
+};
+
 void run(const Options& options) {
   std::vector<Work> works = all_work();
-  std::erase_if(works, [&](const Work& work) { return work.name.find(options.filter) == std::string::npos; });
+  std::vector<AppendWork> appends = all_append_work();
+  const auto unwanted = [&](const auto& work) { return work.name.find(options.filter) == std::string::npos; };
+  std::erase_if(works, unwanted);
+  std::erase_if(appends, unwanted);
   std::size_t noise_bytes = 0;
   for (const Work& work : works) noise_bytes = std::max(noise_bytes, Prepared::noise_bytes(work));
+  for (const AppendWork& work : appends) noise_bytes = std::max(noise_bytes, work.memory_bytes());
 
-  nlohmann::json report = describe_device();
-  const double copy = copy_bandwidth();
-  report["copy_tb_s"] = copy * 1e-12;
-  report["gemm_tflops"] = options.gemm_tflops;
-  report["rows"] = nlohmann::json::array();
-  std::FILE* text = options.json ? stderr : stdout;
-  fmt::print(text, "{}, {} SMs; copy {:.2f} TB/s; GEMM {}\n", report["device"].get<std::string>(),
-             report["multiprocessors"].get<int>(), copy * 1e-12,
-             options.gemm_tflops > 0 ? fmt::format("{:.0f} TFLOP/s", options.gemm_tflops)
-                                     : "not given (--gemm-tflops)");
-  fmt::print(text, "{:<52} {:>9} {:>9} {:>8} {:>8} {:>7}\n", "work (bf16, 8 key heads, sink_logit)", "ms",
-             "TFLOP/s", "TB/s", "% GEMM", "% copy");
+  Table table(options);
   const DeviceMemory noise = allocate_noise(noise_bytes);
   for (const Work& work : works) {
     const Prepared prepared(work, noise, noise_bytes);
-    if (const std::string reason = prepared.refusal(); !reason.empty()) {
-      fmt::print(text, "{:<52} not run: {}\n", work.name, reason);
-      report["rows"].push_back({{"work", work.name}, {"refused", reason}});
-      continue;
-    }
-    const double ms = median_ms([&] { prepared.launch(); }, options.budget_ms);
-    const Cost cost = cost_of(work);
-    const double tflops = cost.flops / ms * 1e-9, tb_s = cost.bytes / ms * 1e-9;
-    nlohmann::json row = {{"work", work.name},
-                          {"ms", ms},
-                          {"tflops", tflops},
-                          {"tb_s", tb_s},
-                          {"percent_of_copy", 1e14 * tb_s / copy}};
-    std::string gemm = "-";
-    if (options.gemm_tflops > 0) {
-      row["percent_of_gemm"] = 100 * tflops / options.gemm_tflops;
-      gemm = fmt::format("{:.1f}", 100 * tflops / options.gemm_tflops);
-    }
-    fmt::print(text, "{:<52} {:>9.4f} {:>9.1f} {:>8.3f} {:>8} {:>7.1f}\n", work.name, ms, tflops, tb_s, gemm,
-               1e14 * tb_s / copy);
-    std::fflush(text);
-    report["rows"].push_back(row);
+    if (const std::string reason = prepared.refusal(); !reason.empty())
+      table.add_refused(work.name, reason);
+    else
+      table.add(work.name, median_ms([&] { prepared.launch(); }, options.budget_ms), cost_of(work));
   }
-  if (options.json) fmt::print("{}\n", report.dump(2));
+  for (const AppendWork& work : appends) {
+    const PreparedAppend prepared(work, noise);
+    table.add(work.name, median_ms([&] { prepared.launch(); }, options.budget_ms),
+              {.flops = 0, .bytes = work.bytes()});
+  }
+  table.print_json();
 }
 
 }  // namespace

@@ -59,4 +59,28 @@ std::size_t workspace_bytes(const Forward& problem);
 /// device: do that once before a capture.
 void forward(const Forward& problem, void* workspace, std::size_t bytes, CUstream_st* stream);
 
+/// New keys and values on their way into a paged cache, ahead of `forward` on the same stream. Sequence i has kv_tokens[i] keys
+/// with its new ones, which are the last: positions kv_tokens[i] - new tokens to kv_tokens[i]. So `forward` takes the same
+/// kv_tokens and page_table, and the same q_begin where every new token has a query.
+struct Append {
+  std::int64_t batch = 0;  // b, at least 1
+  ConstView new_k;         // [b, s_new, h_kv, d_qk], or [total_new, h_kv, d_qk] with new_begin
+  ConstView new_v;         // as new_k, with d_v
+  const std::int32_t* new_begin = nullptr;  // device [b + 1]: the new rows of sequence i; null: dense
+
+  View k;                                    // [pages, page_tokens, h_kv, d_qk], any page_tokens
+  View v;                                    // as k, with d_v
+  const std::int32_t* kv_tokens = nullptr;   // device [b]
+  const std::int32_t* page_table = nullptr;  // device [b, page_table_stride]
+  std::int64_t page_table_stride = 0;        // entries from one sequence's pages to the next's
+};
+
+/// As for Forward.
+std::string supported(const Append& append);
+
+/// Launches on `stream`; nothing is allocated, waited for or read back. Written are the new tokens and nothing else: one whose
+/// position is negative or behind its sequence's part of the page table, or whose entry is no page, is left out. Two sequences
+/// must not append to one page slot. Throws as `forward` does.
+void append(const Append& append, CUstream_st* stream);
+
 }  // namespace basin::attention::cuda

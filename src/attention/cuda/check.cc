@@ -35,6 +35,14 @@ void check_view(const char* what, const ConstView& view, int rank) {
     refuse(fmt::format("{} of shape {} has no data", what, shape_text(view)));
 }
 
+void check_written_view(const char* what, const ConstView& view, int rank) {
+  check_view(what, view, rank);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
+    if (view.stride[i] == 0 && view.shape[i] > 1)
+      refuse(fmt::format("{} has stride 0 in dimension {}: its elements would overlap", what, i));
+  }
+}
+
 // Every extent but the last.
 void check_same_rows(const char* a_name, const ConstView& a, const char* b_name, const ConstView& b) {
   for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(a.rank); ++i) {
@@ -43,6 +51,15 @@ void check_same_rows(const char* a_name, const ConstView& a, const char* b_name,
                          shape_text(b)));
     }
   }
+}
+
+void check_same_heads(const char* a_name, const ConstView& a, const char* b_name, const ConstView& b) {
+  const auto a_heads = static_cast<std::size_t>(a.rank - 2), b_heads = static_cast<std::size_t>(b.rank - 2);
+  if (a.shape[a_heads] != b.shape[b_heads] || a.shape[a_heads + 1] != b.shape[b_heads + 1])
+    refuse(fmt::format("{} {} and {} {} have different heads or head sizes", a_name, shape_text(a), b_name,
+                       shape_text(b)));
+  if (b.shape[b_heads] < 1 || b.shape[b_heads + 1] < 1)
+    refuse(fmt::format("{} {} must have heads, and elements in them", b_name, shape_text(b)));
 }
 
 void check_queries(const Forward& p) {
@@ -56,12 +73,8 @@ void check_queries(const Forward& p) {
       refuse(
           fmt::format("q_sink {} and q {} must have the same shape", shape_text(p.q_sink), shape_text(p.q)));
   }
-  check_view("out", p.out, rank);
+  check_written_view("out", p.out, rank);
   check_same_rows("out", p.out, "q", p.q);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(rank); ++i) {
-    if (p.out.stride[i] == 0 && p.out.shape[i] > 1)
-      refuse(fmt::format("out has stride 0 in dimension {}: its elements would overlap", i));
-  }
   if (p.max_q_tokens < 0) refuse(fmt::format("max_q_tokens is {}; it must be 0 or more", p.max_q_tokens));
   if (!dense) return;
   if (p.q.shape[0] != p.batch)
@@ -123,6 +136,27 @@ void check(const Forward& p) {
   if (p.out.shape[q_heads + 1] != d_v)
     refuse(fmt::format("out {} and v {} have different head sizes", shape_text(p.out), shape_text(p.v)));
   if (d_qk < 1 || d_v < 1) refuse("head sizes must be at least 1");
+}
+
+void check(const Append& a) {
+  if (a.batch < 1) refuse(fmt::format("batch is {}; it must be 1 or more", a.batch));
+  const int rank = a.new_begin == nullptr ? 4 : 3;
+  check_view("new_k", a.new_k, rank);
+  check_view("new_v", a.new_v, rank);
+  check_same_rows("new_k", a.new_k, "new_v", a.new_v);
+  if (rank == 4 && a.new_k.shape[0] != a.batch)
+    refuse(fmt::format("new_k {} without new_begin holds {} sequences; batch is {}", shape_text(a.new_k),
+                       a.new_k.shape[0], a.batch));
+  check_written_view("k", a.k, 4);
+  check_written_view("v", a.v, 4);
+  check_same_rows("k", a.k, "v", a.v);
+  if (a.k.shape[1] < 1) refuse(fmt::format("k {} has pages without tokens", shape_text(a.k)));
+  if (a.kv_tokens == nullptr) refuse("kv_tokens is missing");
+  if (a.page_table == nullptr) refuse("page_table is missing; keys are appended to pages only");
+  if (a.page_table_stride < 0)
+    refuse(fmt::format("page_table_stride is {}; it must be 0 or more", a.page_table_stride));
+  check_same_heads("new_k", a.new_k, "k", a.k);
+  check_same_heads("new_v", a.new_v, "v", a.v);
 }
 
 }  // namespace basin::attention::cuda

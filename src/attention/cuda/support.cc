@@ -58,30 +58,6 @@ std::string check_factors(const Spec& spec) {
   return {};
 }
 
-// What the copy engine, and the 16-byte stores of out, ask of a tensor.
-std::string check_layout(const char* what, const ConstView& view) {
-  if (view.rank == 0) return {};
-  if (reinterpret_cast<std::uintptr_t>(view.data) % kBytes != 0) {
-    return fmt::format("{} starts at address {}; the sm_90 kernels need multiples of {} bytes", what,
-                       view.data, kBytes);
-  }
-  for (int i = 0; i < view.rank; ++i) {
-    const auto axis = static_cast<std::size_t>(i);
-    if (view.shape[axis] > kMaxTokens)
-      return fmt::format("{} has extent {} in dimension {}; the sm_90 kernels have up to {}", what,
-                         view.shape[axis], i, kMaxTokens);
-    if (view.shape[axis] <= 1 || i == view.rank - 1) continue;
-    const std::int64_t stride = view.stride[axis], size = block_bytes(view.dtype);
-    if (stride < 1 || stride % (kBytes / size) != 0 || stride >= kMaxStrideBytes / size) {
-      return fmt::format(
-          "{} has stride {} in dimension {}; the sm_90 kernels need multiples of {} elements "
-          "from {} to below {}",
-          what, stride, i, kBytes / size, kBytes / size, kMaxStrideBytes / size);
-    }
-  }
-  return {};
-}
-
 std::string check_pages(const Forward& p) {
   if (p.page_table == nullptr) return {};
   const std::int64_t page = p.k.shape[1];
@@ -143,6 +119,29 @@ sm90::Shape shape_of(const Forward& p) {
   return shape;
 }
 
+std::string unsupported_layout(const char* what, const ConstView& view) {
+  if (view.rank == 0) return {};
+  if (reinterpret_cast<std::uintptr_t>(view.data) % kBytes != 0) {
+    return fmt::format("{} starts at address {}; the sm_90 kernels need multiples of {} bytes", what,
+                       view.data, kBytes);
+  }
+  for (int i = 0; i < view.rank; ++i) {
+    const auto axis = static_cast<std::size_t>(i);
+    if (view.shape[axis] > kMaxTokens)
+      return fmt::format("{} has extent {} in dimension {}; the sm_90 kernels have up to {}", what,
+                         view.shape[axis], i, kMaxTokens);
+    if (view.shape[axis] <= 1 || i == view.rank - 1) continue;
+    const std::int64_t stride = view.stride[axis], size = block_bytes(view.dtype);
+    if (stride < 1 || stride % (kBytes / size) != 0 || stride >= kMaxStrideBytes / size) {
+      return fmt::format(
+          "{} has stride {} in dimension {}; the sm_90 kernels need multiples of {} elements "
+          "from {} to below {}",
+          what, stride, i, kBytes / size, kBytes / size, kMaxStrideBytes / size);
+    }
+  }
+  return {};
+}
+
 std::string unsupported_reason(const Forward& p) {
   const sm90::Shape shape = shape_of(p);
   std::string reason = check_dtypes(p);
@@ -151,7 +150,7 @@ std::string unsupported_reason(const Forward& p) {
   const std::pair<const char*, ConstView> views[] = {
       {"q", p.q}, {"q_sink", p.q_sink}, {"k", p.k}, {"v", p.v}, {"out", p.out}};
   for (const auto& [what, view] : views) {
-    if (reason.empty()) reason = check_layout(what, view);
+    if (reason.empty()) reason = unsupported_layout(what, view);
   }
   if (reason.empty()) reason = check_pages(p);
   if (reason.empty()) reason = check_counts(p, shape);

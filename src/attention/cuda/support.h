@@ -12,4 +12,7 @@ sm90::Shape shape_of(const Forward& problem);
 /// `supported` for a problem that has been checked.
 std::string unsupported_reason(const Forward& problem);
 
+/// The same for the layout of one tensor: what the copy engine and 16-byte loads and stores ask of it.
+std::string unsupported_layout(const char* what, const ConstView& view);
+
 }  // namespace basin::attention::cuda

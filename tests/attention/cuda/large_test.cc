@@ -84,5 +84,39 @@ TEST_F(CudaAttentionLarge, MoreThanTwoToThe31Elements) {
   }
 }
 
+// Pages further apart than 2^31 elements, and new rows that stand as far from each other.
+TEST_F(CudaAttentionLarge, AppendsBeyondTwoToThe31Elements) {
+  constexpr std::int64_t kHead = 64, kTokens = 2;
+  const test::DeviceBuffer pages = large(kManyElements + 2 * kHead * kTokens);
+  test::DeviceBuffer fresh = large(kManyElements + kHead);
+  std::vector<std::uint16_t> row(kHead);
+  for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<std::uint16_t>(1000 + i);
+  fresh.upload(row.data(), kHead * kElementBytes, kManyElements * kElementBytes);
+  cuda::Append append;
+  append.batch = 1;
+  append.new_k = contiguous<const void*>(fresh.data(), DType::bf16, {2, 1, kHead});
+  append.new_k.stride[0] = kManyElements;
+  append.new_v = append.new_k;
+  append.k = contiguous<void*>(pages.data(), DType::bf16, {2, kTokens, 1, kHead});
+  append.k.stride[0] = kManyElements;
+  append.v = append.k;
+  append.v.data = static_cast<char*>(pages.data()) + kTokens * kHead * kElementBytes;
+  const test::DeviceBuffer begin(std::vector<std::int32_t>{0, 2}), tokens(std::vector<std::int32_t>{3}),
+      table(std::vector<std::int32_t>{0, 1});
+  append.new_begin = static_cast<const std::int32_t*>(begin.data());
+  append.kv_tokens = static_cast<const std::int32_t*>(tokens.data());
+  append.page_table = static_cast<const std::int32_t*>(table.data());
+  append.page_table_stride = 2;
+  cuda::append(append, nullptr);
+  test::synchronize_device();
+  // Token 2 is the first of page 1; all else is as it was.
+  std::vector<std::uint16_t> got(2 * kHead * kTokens), want(got.size(), 0xffff);
+  pages.download(got.data(), got.size() * kElementBytes, kManyElements * kElementBytes);
+  for (const std::size_t side : {std::size_t{0}, std::size_t{kTokens * kHead}})
+    std::copy(row.begin(), row.end(), want.begin() + static_cast<std::ptrdiff_t>(side));
+  EXPECT_EQ(got, want);
+  EXPECT_TRUE(pages.guards_intact());
+}
+
 }  // namespace
 }  // namespace basin::attention::cuda_tests
