@@ -21,7 +21,8 @@ ALLOWED = {
     "attention/reference": VOCABULARY,  # and spec.h alone of the words, below
     "attention/cpu": LEAF,
     "attention/cuda": LEAF,
-    "attention": ATTENTION,             # support, attention
+    "attention": ATTENTION,             # support, attention, the C interface
+    "attention/cuda_c_api": LEAF | {"attention", "attention/cuda"},
     "ops": VOCABULARY,
     "kv": LEAF,
     "weights": BASE,
@@ -42,7 +43,7 @@ def layer(path):
     module = parts[0]
     if module == "attention":
         stem = parts[1].split(".")[0]
-        if len(parts) > 2 or stem in {"reference", "cpu", "cuda"}:
+        if len(parts) > 2 or stem in {"reference", "cpu", "cuda", "cuda_c_api"}:
             module = f"attention/{stem}"
         elif stem in WORDS:
             module = "attention/words"

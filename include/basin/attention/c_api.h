@@ -44,7 +44,7 @@ enum { BASIN_F64 = 1, BASIN_F32 = 2, BASIN_F16 = 3, BASIN_BF16 = 4 };
 /* Where the memory of tensors and of sink_logit, lse, lse_with_sink and their gradients lies. */
 enum {
   BASIN_DEVICE_CPU = 0,
-  BASIN_DEVICE_CUDA = 1 /* refused: not in this version */
+  BASIN_DEVICE_CUDA = 1 /* of basin/attention/cuda_c_api.h; refused by the functions below */
 };
 
 enum {
@@ -84,7 +84,7 @@ typedef struct basin_attention_sequence {
 typedef struct basin_attention_spec {
   int32_t device;       /* BASIN_DEVICE_CPU */
   int32_t device_index; /* 0 on the CPU */
-  void* stream;         /* a cudaStream_t some day; NULL on the CPU */
+  void* stream;         /* a cudaStream_t; NULL on the CPU */
   int32_t backend;      /* BASIN_BACKEND_AUTOMATIC */
   int32_t causal;       /* 0 or 1 */
   int64_t window;       /* visible recent keys including self: p - j < window; 0 = unlimited */
