@@ -4,10 +4,14 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/basin)
-# (cuda.h stays behind: its library is not exported yet, and a header alone would be a link error at the user's.)
-install(DIRECTORY include/basin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library PATTERN cuda.h EXCLUDE)
-install(TARGETS basin_base basin_tensor basin_attention basin_attention_c EXPORT basin COMPONENT library
-        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+set(libraries basin_base basin_tensor basin_attention basin_attention_c)
+set(left_out PATTERN "cuda*.h" EXCLUDE)  # a header without its library would be a link error at the user's
+if(BASIN_CUDA)
+  list(APPEND libraries basin_attention_cuda basin_attention_cuda_c)
+  set(left_out "")
+endif()
+install(DIRECTORY include/basin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT library ${left_out})
+install(TARGETS ${libraries} EXPORT basin COMPONENT library INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT basin NAMESPACE basin:: FILE basinTargets.cmake DESTINATION ${package_dir} COMPONENT library)
 configure_package_config_file(cmake/basinConfig.cmake.in basinConfig.cmake INSTALL_DESTINATION ${package_dir})
 # Below 1.0 a minor version may break.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 CMAKE = os.environ["CMAKE_COMMAND"]
 VERSION = os.environ["BASIN_VERSION"]
+CUDA = os.environ["BASIN_CUDA"] == "ON"
 TARGETS = os.environ["BASIN_CPU_TARGETS"].split(",")
 SOURCE = Path(__file__).resolve().parent / "consumer"
 ROOT = SOURCE.parents[2]
@@ -57,6 +58,14 @@ class Consumer(unittest.TestCase):
                     ran += 1
         self.assertGreaterEqual(ran, 2)
 
+    @unittest.skipUnless(CUDA, "built without CUDA")
+    def test_cuda_is_found_from_cpp_and_c(self):
+        sizes = [run(self.build / program) for program in ("probe_cuda", "probe_cuda_c")]
+        for done in sizes:
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(sizes[0].stdout, sizes[1].stdout)
+        self.assertGreater(int(sizes[0].stdout), 0)
+
     def test_the_examples_are_a_project_of_their_own(self):
         source, build = self.folder / "examples", self.folder / "examples_build"
         shutil.copytree(ROOT / "examples", source)
@@ -89,7 +98,8 @@ class Consumer(unittest.TestCase):
     def test_headers_are_those_of_the_public_layers(self):
         layers = {path.name for path in (self.prefix / "include/basin").iterdir()}
         self.assertEqual(layers, {"base", "tensor", "attention"})
-        self.assertFalse((self.prefix / "include/basin/attention/cuda.h").exists(), "its library is not installed")
+        for header in ("cuda.h", "cuda_c_api.h"):
+            self.assertEqual((self.prefix / "include/basin/attention" / header).exists(), CUDA, "as its library")
         for header in (self.prefix / "include/basin").rglob("*.h"):
             text = header.read_text()
             for line in text.splitlines():
