@@ -24,6 +24,15 @@ std::string shape_text(const BasicView<Pointer>& view) {
   return "[" + text + "]";
 }
 
+/// Has no elements, so that its data and its strides are never used.
+template <typename Pointer>
+bool is_empty(const BasicView<Pointer>& view) {
+  for (int i = 0; i < view.rank; ++i) {
+    if (view.shape[static_cast<std::size_t>(i)] == 0) return true;
+  }
+  return false;
+}
+
 /// Throws Error(invalid_argument) for numbers that no problem may have.
 inline void check_spec(const Spec& spec) {
   if (!std::isfinite(spec.scale)) refuse(fmt::format("scale is {}; it must be finite", spec.scale));

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "attention/checks.h"
 #include "attention/cuda/check.h"
 #include "attention/cuda/factors.h"
 #include "basin/base/error.h"
@@ -130,7 +131,7 @@ std::string unsupported_layout(const char* what, const ConstView& view) {
     if (view.shape[axis] > kMaxTokens)
       return fmt::format("{} has extent {} in dimension {}; the sm_90 kernels have up to {}", what,
                          view.shape[axis], i, kMaxTokens);
-    if (view.shape[axis] <= 1 || i == view.rank - 1) continue;
+    if (view.shape[axis] <= 1 || i == view.rank - 1 || is_empty(view)) continue;
     const std::int64_t stride = view.stride[axis], size = block_bytes(view.dtype);
     if (stride < 1 || stride % (kBytes / size) != 0 || stride >= kMaxStrideBytes / size) {
       return fmt::format(

@@ -48,8 +48,8 @@ TEST(AttentionCudaAppendSupport, TakesWhatExists) {
     EXPECT_EQ(supported(a), "");
   }
   Append none = dense();
-  none.new_k.shape[1] = none.new_v.shape[1] = 0;
-  none.new_k.data = none.new_v.data = nullptr;
+  none.new_k = none.new_v = contiguous<const void*>(nullptr, DType::bf16, {3, 0, 2, 64});
+  none.k = none.v = contiguous<void*>(nullptr, DType::bf16, {0, 16, 2, 64});
   EXPECT_EQ(supported(none), "");
 }
 

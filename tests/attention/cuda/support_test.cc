@@ -103,6 +103,12 @@ TEST(AttentionCudaSupport, TakesEmptyTensorsAndOddStridesOfSingleElements) {
   p.max_kv_tokens = 0;
   p.k = p.v = contiguous<const void*>(nullptr, DType::bf16, {0, 2, 64});
   EXPECT_EQ(supported(p), "");
+  p = dense();  // contiguous tensors without tokens have stride 0 between sequences
+  p.max_q_tokens = p.max_kv_tokens = 0;
+  p.q = contiguous<const void*>(nullptr, DType::bf16, {2, 0, 8, 64});
+  p.k = p.v = contiguous<const void*>(nullptr, DType::bf16, {2, 0, 2, 64});
+  p.out = contiguous<void*>(nullptr, DType::bf16, {2, 0, 8, 64});
+  EXPECT_EQ(supported(p), "");
   p = dense();
   p.batch = 1;
   p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = 1;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "attention/checks.h"
 #include "basin/base/error.h"
 
 namespace basin::attention::sm90 {
@@ -31,8 +32,7 @@ CUtensorMap tensor_map(const ConstView& view, int tokens, int heads, const void*
   static const Encode encode = find_encode();
   const std::size_t column = static_cast<std::size_t>(view.rank) - 1, head = column - 1, token = column - 2;
   const bool paged = view.rank == 4;
-  bool empty = false;
-  for (int i = 0; i < view.rank; ++i) empty = empty || view.shape[static_cast<std::size_t>(i)] == 0;
+  const bool empty = is_empty(view);
   // The stride of a single element may be anything at all, but the driver looks at it.
   constexpr std::int64_t kAnyStride = 16;
   const auto bytes = [&](std::size_t i) {
