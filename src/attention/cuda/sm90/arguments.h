@@ -1,6 +1,8 @@
 // What a kernel is told. Plain numbers and device pointers; checked and filled in by forward.cc.
 #pragma once
 
+#include <vector_types.h>
+
 #include <cstdint>
 
 namespace basin::attention::sm90 {
@@ -45,6 +47,7 @@ struct Arguments {
   std::int64_t lse_batch = 0, lse_head = 0;
 
   std::uint32_t* counters = nullptr;  // zero before the first launch, and left zero
+  float4* totals = nullptr;           // prefill of wide heads: [ctas] running totals
   float* states = nullptr;            // decode: [batch, h_kv, max_segments] states of `rows` rows each
   int max_segments = 0;               // decode: of one row
 };

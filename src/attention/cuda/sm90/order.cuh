@@ -13,7 +13,7 @@ namespace basin::attention::sm90 {
 inline constexpr int kStepKeys = 16;
 /// Keys per update of the running maximum.
 constexpr int tile_keys(int d_qk) {
-  return d_qk <= 128 ? 128 : 64;
+  return d_qk <= 192 ? 128 : 64;
 }
 /// Keys per segment, the unit that CTAs may share out.
 constexpr int segment_keys(int d_qk) {

@@ -2,8 +2,8 @@
 //
 // Warpgroup 0 feeds: warp 0 hands out work, warp 1 drives the copy engine, warp 2 clears dead rows of values. The other
 // warpgroups each own 64 query rows: S = Q K^T of the next tile and O += P V of this one run on the tensor cores while the
-// exponentials of the next tile are computed. The running total of the fold lives in shared memory, in slots that belong to
-// one thread each, because registers do not hold it beside S, P and O.
+// exponentials of the next tile are computed. The running total of the fold lies in slots that belong to one thread each,
+// because registers do not hold it beside S, P and O: in shared memory, or, where wide heads leave no room, in the workspace.
 #pragma once
 
 #include "attention/cuda/sm90/arguments.h"
@@ -31,12 +31,14 @@ struct Prefill {
   static_assert(kRows - 64 <= kTile,
                 "a warpgroup skips at most one tile while its values wait, or stages run out");
   // 64 K registers over 3 warpgroups (168 each at launch) or 4 (128 each).
-  static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+  static constexpr int kLoaderRegisters = kWarpgroups == 2 ? (kDqk > 128 ? 24 : 40) : 32;
+  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? (kDqk > 128 ? 240 : 232) : 160;
   // Registers are short: the sums l of a segment lie in shared memory, in a slot for each thread.
   static constexpr bool kParksSums = kDqk <= 64;
   // Tiles of which little is seen are cut short. (Not with a soft cap, for want of registers.)
   static constexpr bool kTrims = !kCap;
+  // Weights are rounded before O is settled, so that the fold has their registers.
+  static constexpr bool kRoundsFirst = kDv > 128;
 
   /// What one warpgroup's 64 rows of a block need of the tiles that the block loads.
   struct Part {
@@ -64,12 +66,25 @@ struct Prefill {
     float m, l;
   };
 
+  /// The running total of a warp's rows.
+  using Total = float4[kDv / 8][32];  // [..][lane]
+  static constexpr bool kTotalsInShared = kDqk <= 128;
+  static constexpr int kTotalsAtOnce =
+      kTotalsInShared ? kDv / 8 : 8;  // in flight per thread, as registers allow
+  static constexpr int kTotalBytes =
+      kTotalsInShared ? 0 : kConsumers / 32 * int{sizeof(Total)};  // of a CTA, in the workspace
+  /// Blocks of 64 output columns that a warp stages at once.
+  static constexpr int kStagedBlocks = kTotalsInShared ? kDv / 64 : kDv / 128;
+  static constexpr int kStagedBlockBytes = 16 * 128;
+
   struct Shared {
     alignas(1024) T q[kRows * kDqk];
     alignas(1024) T k[kStages][kTile * kDqk];
     alignas(1024) T v[kStages][kTile * kDv];
-    // [warp][..][lane], 16 bytes a thread; also stages the output: blocks of 64 columns of 16 swizzled rows
-    alignas(1024) float4 total[kConsumers / 32][kDv / 8][32];
+    // [warp][..][lane], 16 bytes a thread: totals, where they lie here; also stages the output: blocks of 64 columns of 16
+    // swizzled rows
+    alignas(1024)
+        float4 own[kConsumers / 32][kTotalsInShared ? kDv / 8 : kStagedBlocks * kStagedBlockBytes / 512][32];
     RowSum total_rows[kRows];
     RowSum done_rows[kRows];  // of the segment that waits to be folded
     float4 sums[kParksSums ? kConsumers : 1];
@@ -323,7 +338,7 @@ struct Prefill {
     unsigned held = 0;            // the tile whose scores are in s, or whose weights wait for their values
     int running_stage = kStages;  // of the values that the tensor cores read; kStages: none
     int segment_end = 0;          // the tile (of keys) at which the next segment begins
-    int folds = 0;                // segments in `total`
+    int folds = 0;                // segments in the total
 
     float s[kTile / 2];
     float o[kDv / 2];  // of the current segment
@@ -435,16 +450,26 @@ struct Prefill {
       __syncwarp();
     }
 
-    /// The ended segment joins the running total, which lies in shared memory; the four threads of a row read its sums, the
-    /// first of them writes.
+    __device__ __forceinline__ Total& total_of(int warp) const {
+      if constexpr (kTotalsInShared) {
+        return shared.own[warp];
+      } else {
+        return reinterpret_cast<Total*>(
+            arguments.totals)[static_cast<int>(blockIdx.x) * (kConsumers / 32) + warp];
+      }
+    }
+
+    /// The ended segment joins the running total; the four threads of a row read its sums, the first of them writes.
     __device__ __forceinline__ void fold_segment() {
       const Place at;
-      float4(&total)[kDv / 8][32] = shared.total[at.warp];
+      Total& total = total_of(at.warp);
       RowSum* sums = shared.total_rows + at.row();
       const RowSum* done = shared.done_rows + at.row();
       if (folds == 0) {
-        if (at.lane == 0) tma_store_wait_read();  // the output that was staged here
-        __syncwarp();
+        if constexpr (kTotalsInShared) {
+          if (at.lane == 0) tma_store_wait_read();  // the output that was staged here
+          __syncwarp();
+        }
 #pragma unroll
         for (int i = 0; i < kDv / 8; ++i)
           total[i][at.lane] = make_float4(o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]);
@@ -456,6 +481,7 @@ struct Prefill {
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < kDv / 8; ++i) {
+          if (i > 0 && i % kTotalsAtOnce == 0) __syncwarp();
           const float4 t = total[i][at.lane];
           total[i][at.lane] =
               make_float4(sm90::folded(low, t.x, o[4 * i]), sm90::folded(low, t.y, o[4 * i + 1]),
@@ -470,35 +496,44 @@ struct Prefill {
       ++folds;
     }
 
-    /// The last segment, ended, joins the total in o; returns (m, l) of the two rows.
-    __device__ __forceinline__ void fold_last(RowSum (&end)[2]) {
+    /// The last segment, ended, joins the total: (m, l) of the two rows, and how their columns do it.
+    __device__ __forceinline__ void fold_last(RowSum (&end)[2], Fold (&fold)[2]) {
       const Place at;
       const RowSum* done = shared.done_rows + at.row();
       end[0] = done[0], end[1] = done[8];
       if (folds == 0) return;
-      float4(&total)[kDv / 8][32] = shared.total[at.warp];
       const RowSum* sums = shared.total_rows + at.row();
       const RowSum low_total = sums[0], high_total = sums[8];
-      const Fold low = fold_of(low_total.m, end[0].m);
-      const Fold high = fold_of(high_total.m, end[1].m);
+      fold[0] = fold_of(low_total.m, end[0].m);
+      fold[1] = fold_of(high_total.m, end[1].m);
+      if constexpr (kTotalsInShared) fold_last_columns(at, fold, 0, kDv / 8);
+      end[0] = {fold[0].m, sm90::folded(fold[0], low_total.l, end[0].l)};
+      end[1] = {fold[1].m, sm90::folded(fold[1], high_total.l, end[1].l)};
+    }
+    /// Eights of columns [begin, end) of it, in o.
+    __device__ __forceinline__ void fold_last_columns(const Place& at, const Fold (&fold)[2], int begin,
+                                                      int end) {
+      const Total& total = total_of(at.warp);
 #pragma unroll
-      for (int i = 0; i < kDv / 8; ++i) {
+      for (int i = begin; i < end; ++i) {
+        if (i > begin && (i - begin) % kTotalsAtOnce == 0) __syncwarp();
         const float4 t = total[i][at.lane];
-        o[4 * i] = sm90::folded(low, t.x, o[4 * i]);
-        o[4 * i + 1] = sm90::folded(low, t.y, o[4 * i + 1]);
-        o[4 * i + 2] = sm90::folded(high, t.z, o[4 * i + 2]);
-        o[4 * i + 3] = sm90::folded(high, t.w, o[4 * i + 3]);
+        o[4 * i] = sm90::folded(fold[0], t.x, o[4 * i]);
+        o[4 * i + 1] = sm90::folded(fold[0], t.y, o[4 * i + 1]);
+        o[4 * i + 2] = sm90::folded(fold[1], t.z, o[4 * i + 2]);
+        o[4 * i + 3] = sm90::folded(fold[1], t.w, o[4 * i + 3]);
       }
-      end[0] = {low.m, sm90::folded(low, low_total.l, end[0].l)};
-      end[1] = {high.m, sm90::folded(high, high_total.l, end[1].l)};
     }
 
     /// Waits for the products that are running and makes O ready for the tile that comes: it joins the total if that tile
     /// begins a segment, and is rescaled if a maximum moved.
-    __device__ __forceinline__ void settle(bool new_segment, const float (&rescale)[2], bool moved) {
+    template <typename Round>
+    __device__ __forceinline__ void settle(bool new_segment, const float (&rescale)[2], bool moved,
+                                           const Round& round) {
       if (new_segment || __any_sync(0xffffffffu, moved)) [[unlikely]] {
         wgmma_wait<0>();
         wgmma_touch(o);
+        if constexpr (kRoundsFirst) round();
         if (new_segment) {
           fold_segment();
 #pragma unroll
@@ -507,6 +542,10 @@ struct Prefill {
 #pragma unroll
           for (int i = 0; i < kDv / 2; ++i) o[i] = __fmul_rn(o[i], rescale[i / 2 % 2]);
         }
+      } else if constexpr (kRoundsFirst) {
+        wgmma_wait<0>();
+        wgmma_touch(o);
+        round();
       }
       wgmma_wait<0>();
       wgmma_touch(o);
@@ -537,8 +576,20 @@ struct Prefill {
                                           int tile, bool masked) {
       constexpr int kBegin = kFrom / 2, kEnd = kTo / 2;  // registers
       if constexpr (kCap) {
+        // ptxas caps all scores side by side if it may. A branch that is always taken keeps it to as many as registers hold.
+        constexpr int kAtOnce = kDqk <= 192 ? kEnd - kBegin : 8;
 #pragma unroll
-        for (int i = kBegin; i < kEnd; ++i) x[i] = soft_cap(x[i], arguments.cap_factor);
+        for (int from = kBegin; from < kEnd; from += kAtOnce) {
+          int exists = 1;
+          if constexpr (kAtOnce < kEnd - kBegin) {
+            exists = arguments.cap_factor > 0;
+            recompute_from(exists);
+          }
+          if (exists != 0) {
+#pragma unroll
+            for (int i = from; i < from + kAtOnce; ++i) x[i] = soft_cap(x[i], arguments.cap_factor);
+          }
+        }
       }
       const bool new_segment = kKeys == kTile && tile >= segment_end;
       if (masked || new_segment) [[unlikely]] {
@@ -584,15 +635,18 @@ struct Prefill {
       if constexpr (!kParksSums) {  // now: later, the probabilities would live on beside the weights
         asm volatile("" : "+f"(kept_sums.x), "+f"(kept_sums.y), "+f"(kept_sums.z), "+f"(kept_sums.w));
       }
-      if constexpr (kKeys == kTile) settle(new_segment, rescale, moved);
+      const auto round = [&] {
 #pragma unroll
-      for (int step = 0; step < kKeys / kStepKeys; ++step) {
+        for (int step = 0; step < kKeys / kStepKeys; ++step) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool inside = step * kStepKeys >= kFrom && step * kStepKeys < kTo;
-          w[step][i] = inside ? pack<T>(x[8 * step + 2 * i], x[8 * step + 2 * i + 1]) : 0u;
+          for (int i = 0; i < 4; ++i) {
+            const bool inside = step * kStepKeys >= kFrom && step * kStepKeys < kTo;
+            w[step][i] = inside ? pack<T>(x[8 * step + 2 * i], x[8 * step + 2 * i + 1]) : 0u;
+          }
         }
-      }
+      };
+      if constexpr (kKeys == kTile) settle(new_segment, rescale, moved, round);
+      if constexpr (kKeys != kTile || !kRoundsFirst) round();
     }
 
     /// The sum of a tile's probabilities for one key mod 8 (element 2 r + e of each group of four), in the order of order.cuh;
@@ -713,7 +767,8 @@ struct Prefill {
     __device__ __forceinline__ void finish_rows(const Work& work, const CUtensorMap& out_map) {
       end_segment();
       RowSum end[2];
-      fold_last(end);
+      Fold fold[2];
+      fold_last(end, fold);
       const Place at;
       const int lane = at.lane;
       const float sink =
@@ -731,58 +786,65 @@ struct Prefill {
         }
       }
 
-      // The 16 rows of a warp lie in its part of `total` as the copy engine wants them.
-      auto* staging = reinterpret_cast<unsigned char*>(&shared.total[at.warp]);
-      constexpr int kBlockBytes = 16 * 128;
-      if (folds == 0 && lane == 0) tma_store_wait_read();
-      __syncwarp();
+      // The 16 rows of a warp lie in its part of shared memory as the copy engine wants them.
+      auto* staging = reinterpret_cast<unsigned char*>(&shared.own[at.warp]);
       const int row = lane / 8 % 2 * 8 + lane % 8;  // that this lane addresses, of columns 8 j or 8 j + 8
-#pragma unroll
-      for (int j = 0; j < kDv / 8; j += 2) {
-        std::uint32_t x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int r = i % 2, e = 4 * (j + i / 2) + 2 * r;
-          x[i] = pack<T>(output(o[e], factor[r]), output(o[e + 1], factor[r]));
-        }
-        const int chunk = j % 8 + lane / 16;
-        store_matrices(staging + j / 8 * kBlockBytes + row * 128 + (chunk ^ row % 8) * 16, x);
-      }
       const int first = work.first_token + at.warp * 16;
       const int rows = __shfl_sync(0xffffffffu, work.range.q_tokens - first, 0);
-      fence_proxy_async();
-      __syncwarp();
-      if (rows >= 16) {
-        if (lane == 0) {
 #pragma unroll
-          for (int block = 0; block < kDv / kBlockColumns; ++block) {
-            tma_store(staging + block * kBlockBytes, &out_map, block * kBlockColumns, work.head,
-                      work.range.q_row + first, arguments.q_begin == nullptr ? work.sequence : 0);
+      for (int staged = 0; staged < kDv / kBlockColumns; staged += kStagedBlocks) {
+        if (!kTotalsInShared && folds > 0)
+          fold_last_columns(at, fold, staged * 8, (staged + kStagedBlocks) * 8);
+        if ((folds == 0 || !kTotalsInShared) && lane == 0) tma_store_wait_read();
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < kStagedBlocks * 8; j += 2) {
+          std::uint32_t x[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int r = i % 2, e = 4 * (staged * 8 + j + i / 2) + 2 * r;
+            x[i] = pack<T>(output(o[e], factor[r]), output(o[e + 1], factor[r]));
           }
-          tma_store_commit();
+          const int chunk = j % 8 + lane / 16;
+          store_matrices(staging + j / 8 * kStagedBlockBytes + row * 128 + (chunk ^ row % 8) * 16, x);
         }
-      } else {
-        store_last_rows(work, staging, first, rows, lane);
+        fence_proxy_async();
+        __syncwarp();
+        if (rows >= 16) {
+          if (lane == 0) {
+#pragma unroll
+            for (int block = 0; block < kStagedBlocks; ++block) {
+              tma_store(staging + block * kStagedBlockBytes, &out_map, (staged + block) * kBlockColumns,
+                        work.head, work.range.q_row + first,
+                        arguments.q_begin == nullptr ? work.sequence : 0);
+            }
+            tma_store_commit();
+          }
+        } else {
+          store_last_rows(work, staging, staged * kBlockColumns, first, rows, lane);
+        }
+        __syncwarp();
       }
-      __syncwarp();
     }
 
-    /// Stores the last rows of a sequence, fewer than 16: those behind them belong to the next one.
-    __device__ __forceinline__ void store_last_rows(const Work& work, const unsigned char* staging, int first,
-                                                    int rows, int lane) {
-      constexpr int kChunks = kDv / 8;  // of 16 bytes, per row
+    /// Stores the last rows of a sequence, fewer than 16: those behind them belong to the next one. From `column` on, as many
+    /// columns as are staged.
+    __device__ __forceinline__ void store_last_rows(const Work& work, const unsigned char* staging,
+                                                    int column, int first, int rows, int lane) {
+      constexpr int kChunks = kStagedBlocks * 8;  // of 16 bytes, per row
       constexpr int kRowsAtOnce = 32 / kChunks;
       static_assert(32 % kChunks == 0, "a chunk column belongs to one lane");
       const int chunk = lane % kChunks;
       auto* out = static_cast<T*>(arguments.out) +
-                  out_index(arguments, work.sequence, work.range.q_row, work.head, first) + chunk * 8;
-      if (chunk * 8 >= arguments.d_v) rows = 0;
+                  out_index(arguments, work.sequence, work.range.q_row, work.head, first) + column +
+                  chunk * 8;
+      if (column + chunk * 8 >= arguments.d_v) rows = 0;
 #pragma unroll 1
       for (int step = 0; step < 16 / kRowsAtOnce; ++step) {
         const int row = step * kRowsAtOnce + lane / kChunks;
         if (row < rows) {
           *reinterpret_cast<uint4*>(out + row * arguments.out_token) = *reinterpret_cast<const uint4*>(
-              staging + chunk / 8 * (16 * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16);
+              staging + chunk / 8 * kStagedBlockBytes + row * 128 + (chunk % 8 ^ row % 8) * 16);
         }
       }
     }
