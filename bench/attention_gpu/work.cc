@@ -75,7 +75,7 @@ std::vector<Work> all_work() {
       return d_qk == d_v ? fmt::format("d{}", d_qk) : fmt::format("d{}/{}", d_qk, d_v);
     }
   };
-  const Heads d64{64, 64, 64}, d128{32, 128, 128};
+  const Heads d64{64, 64, 64}, d128{32, 128, 128}, d192{16, 192, 128}, d256{16, 256, 256};
   std::vector<Work> works;
   const auto add = [&](const std::string& name, const Heads& heads, std::int64_t q_tokens,
                        std::vector<std::int64_t> kv_tokens, std::int64_t page_tokens = 0,
@@ -89,14 +89,22 @@ std::vector<Work> all_work() {
     add("prefill causal 1x16k, no sink_logit", heads, 16384, sequences(1, 16384), 0, {}, false);
     add("prefill full 1x16k", heads, 16384, sequences(1, 16384), 0, {.causal = false});
   }
-  for (const Heads& heads : {Heads{16, 192, 128}, Heads{16, 256, 256}})
+  for (const Heads& heads : {d192, d256}) {
     add("prefill causal 1x16k", heads, 16384, sequences(1, 16384));
+    add("prefill causal 4x4k", heads, 4096, sequences(4, 4096));
+  }
   for (const Heads& heads : {d64, d128})
     add("prefill window 128, 1x16k", heads, 16384, sequences(1, 16384), 0, {.window = 128});
   add("prefill window 1024, 1x64k", d64, 65536, sequences(1, 65536), 0, {.window = 1024});
   add("prefill 4 sink tokens + window 1024, 1x64k", d64, 65536, sequences(1, 65536), 0,
       {.window = 1024, .sink_tokens = 4});
 
+  for (const Heads& heads : {d192, d256}) {
+    for (const auto& [batch, tokens] :
+         {std::pair<std::int64_t, std::int64_t>{1, 8192}, {1, 131072}, {8, 32768}, {64, 8192}})
+      add(fmt::format("decode {}x{}", batch, size_text(tokens)), heads, 1, sequences(batch, tokens), 64);
+    add("decode 64x8k, 4 query tokens", heads, 4, sequences(64, 8192), 64);
+  }
   for (const Heads& heads : {d64, d128}) {
     for (const auto& [batch, tokens] :
          {std::pair<std::int64_t, std::int64_t>{1, 8192}, {1, 131072}, {8, 32768}, {64, 8192}, {256, 8192}})

@@ -75,7 +75,9 @@ sm90::Arguments arguments_of(const Forward& p, const sm90::Shape& shape, const s
   a.lse_batch = dense ? a.lse_head * shape.h_q : 0;
 
   a.counters = static_cast<std::uint32_t*>(workspace);
-  a.states = reinterpret_cast<float*>(static_cast<unsigned char*>(workspace) + plan.counter_bytes);
+  void* after_counters = static_cast<unsigned char*>(workspace) + plan.counter_bytes;
+  a.totals = static_cast<float4*>(after_counters);  // one path uses these, the other those
+  a.states = static_cast<float*>(after_counters);
   a.max_segments = narrow(plan.segments);
   return a;
 }

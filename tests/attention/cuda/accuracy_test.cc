@@ -24,41 +24,46 @@ class CudaAttentionAccuracy : public CudaTest {
 
 TEST_F(CudaAttentionAccuracy, EveryFeature) {
   for (const DType dtype : kStorages) {
-    SCOPED_TRACE(std::string(name(dtype)));
-    Shape shape;
-    shape.dtype = dtype;
-    on_both_paths(shape, {}, "causal");
-    on_both_paths(shape, {.page_tokens = 16, .loose = true}, "causal, pages of 16, loose");
+    for (const Heads& heads : kHeads) {
+      SCOPED_TRACE(fmt::format("{} {}", name(dtype), text(heads)));
+      Shape shape;
+      shape.dtype = dtype;
+      shape.d_qk = heads.d_qk;
+      shape.d_v = heads.d_v;
+      on_both_paths(shape, {}, "causal");
+      on_both_paths(shape, {.page_tokens = 16, .loose = true}, "causal, pages of 16, loose");
 
-    shape.spec.mask = {.causal = false};
-    on_both_paths(shape, {}, "full");
+      shape.spec.mask = {.causal = false};
+      on_both_paths(shape, {}, "full");
 
-    shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
-    shape.spec.mask = {.window = 33};
-    on_both_paths(shape, {}, "window and sink logit");
-    on_both_paths(shape, {.page_tokens = 64}, "window and sink logit, pages of 64");
+      shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
+      shape.spec.mask = {.window = 33};
+      on_both_paths(shape, {}, "window and sink logit");
+      on_both_paths(shape, {.page_tokens = 64}, "window and sink logit, pages of 64");
 
-    shape.spec.mask = {.causal = false, .window = 20, .window_right = 7};
-    on_both_paths(shape, {.page_tokens = 32, .loose = true}, "two-sided window, pages of 32");
-    shape.spec.mask = {.causal = false, .window_right = 3};
-    on_both_paths(shape, {}, "window to the right only");
-    shape.spec.mask = {.causal = false, .window = 20, .window_right = 7, .sink_tokens = 9};
-    on_both_paths(shape, {}, "two-sided window and sink tokens");
+      shape.spec.mask = {.causal = false, .window = 20, .window_right = 7};
+      on_both_paths(shape, {.page_tokens = 32, .loose = true}, "two-sided window, pages of 32");
+      shape.spec.mask = {.causal = false, .window_right = 3};
+      on_both_paths(shape, {}, "window to the right only");
+      shape.spec.mask = {.causal = false, .window = 20, .window_right = 7, .sink_tokens = 9};
+      on_both_paths(shape, {}, "two-sided window and sink tokens");
 
-    shape.spec.mask = {.window = 40, .sink_tokens = 4};
-    on_both_paths(shape, {.page_tokens = 1, .loose = true}, "sink tokens, window and sink logit, pages of 1");
-    shape.spec.mask = {.window = 150, .sink_tokens = 130};
-    on_both_paths(shape, {.page_tokens = 256}, "many sink tokens, pages of 256");
-    shape.spec.mask = {.sink_tokens = 5};
-    on_both_paths(shape, {}, "sink tokens without a window");
+      shape.spec.mask = {.window = 40, .sink_tokens = 4};
+      on_both_paths(shape, {.page_tokens = 1, .loose = true},
+                    "sink tokens, window and sink logit, pages of 1");
+      shape.spec.mask = {.window = 150, .sink_tokens = 130};
+      on_both_paths(shape, {.page_tokens = 256}, "many sink tokens, pages of 256");
+      shape.spec.mask = {.sink_tokens = 5};
+      on_both_paths(shape, {}, "sink tokens without a window");
 
-    shape.spec.mask = {};
-    shape.spec.softcap = 3;
-    shape.spread = 8;
-    on_both_paths(shape, {}, "softcap");
-    shape.spec.softcap = 50;
-    shape.spec.mask = {.window = 100, .sink_tokens = 4};
-    on_both_paths(shape, {.page_tokens = 128}, "softcap, window, sink tokens, pages of 128");
+      shape.spec.mask = {};
+      shape.spec.softcap = 3;
+      shape.spread = 8;
+      on_both_paths(shape, {}, "softcap");
+      shape.spec.softcap = 50;
+      shape.spec.mask = {.window = 100, .sink_tokens = 4};
+      on_both_paths(shape, {.page_tokens = 128}, "softcap, window, sink tokens, pages of 128");
+    }
   }
 }
 
@@ -78,9 +83,10 @@ TEST_F(CudaAttentionAccuracy, DenseBatches) {
 }
 
 TEST_F(CudaAttentionAccuracy, EveryHeadSize) {
-  const std::pair<std::int64_t, std::int64_t> sizes[] = {{8, 8},   {40, 64},  {64, 40},  {64, 64},
-                                                         {16, 56}, {72, 64},  {64, 128}, {128, 64},
-                                                         {8, 128}, {128, 72}, {120, 8},  {128, 128}};
+  const std::pair<std::int64_t, std::int64_t> sizes[] = {
+      {8, 8},     {40, 64},  {64, 40},  {64, 64},   {16, 56},   {72, 64},  {64, 128},  {128, 64},
+      {8, 128},   {128, 72}, {120, 8},  {128, 128}, {136, 128}, {192, 8},  {168, 120}, {192, 128},
+      {192, 136}, {64, 256}, {256, 40}, {8, 136},   {200, 200}, {256, 256}};
   for (const DType dtype : kStorages) {
     for (const auto& [d_qk, d_v] : sizes) {
       Shape shape;
@@ -97,30 +103,38 @@ TEST_F(CudaAttentionAccuracy, EveryHeadSize) {
 }
 
 TEST_F(CudaAttentionAccuracy, EveryGroupSize) {
-  for (const std::int64_t group : {1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 40, 64, 65}) {
-    Shape shape;
-    shape.h_kv = group > 16 ? 1 : 2;
-    shape.h_q = shape.h_kv * group;
-    shape.spec.mask.window = 150;
-    const std::string what = fmt::format("groups of {}", group);
-    expect_accurate(shape, {{0, 1, 200}, {1, 1, 90}, {2, 1, 1500}}, {.page_tokens = 16}, what);
-    if (group <= 32)
-      expect_accurate(shape, {{0, 64 / group, 200}, {1, 1, 90}}, {}, what + ", several tokens");
-    expect_accurate(shape, {{0, 66, 130}, {1, 1, 90}}, {}, what + ", prefill");
+  for (const Heads& heads : kHeads) {
+    for (const std::int64_t group : {1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 40, 64, 65}) {
+      Shape shape;
+      shape.d_qk = heads.d_qk;
+      shape.d_v = heads.d_v;
+      shape.h_kv = group > 16 ? 1 : 2;
+      shape.h_q = shape.h_kv * group;
+      shape.spec.mask.window = 150;
+      const std::string what = fmt::format("{}, groups of {}", text(heads), group);
+      expect_accurate(shape, {{0, 1, 200}, {1, 1, 90}, {2, 1, 1500}}, {.page_tokens = 16}, what);
+      if (group <= 32)
+        expect_accurate(shape, {{0, 64 / group, 200}, {1, 1, 90}}, {}, what + ", several tokens");
+      expect_accurate(shape, {{0, 66, 130}, {1, 1, 90}}, {}, what + ", prefill");
+    }
   }
 }
 
 TEST_F(CudaAttentionAccuracy, LengthsAroundTilesAndSegments) {
-  for (const std::int64_t d : {64, 128}) {
-    for (const std::int64_t kv : {0, 1, 127, 128, 129, 1023, 1024, 1025, 5000}) {
+  for (const Heads& heads : kHeads) {
+    for (const std::int64_t kv :
+         {std::int64_t{0}, std::int64_t{1}, heads.tile - 1, heads.tile, heads.tile + 1, heads.segment - 1,
+          heads.segment, heads.segment + 1, std::int64_t{5000}}) {
       for (const bool streaming : {false, true}) {
         Shape shape;
         shape.h_q = 2;
         shape.h_kv = 1;
-        shape.d_qk = shape.d_v = d;
+        shape.d_qk = heads.d_qk;
+        shape.d_v = heads.d_v;
         if (streaming) shape.spec.mask = {.window = 1024, .sink_tokens = 4};
         const Layout layout{.page_tokens = streaming ? 64 : 0};
-        const std::string what = fmt::format("d {}, {} keys, {}", d, kv, streaming ? "streaming" : "all");
+        const std::string what =
+            fmt::format("{}, {} keys, {}", text(heads), kv, streaming ? "streaming" : "all");
         std::vector<Part> parts;
         for (const std::int64_t q : {0, 1, 2, 7, 63, 64, 65, 191, 193, 300})
           parts.push_back({static_cast<std::int64_t>(parts.size()), q, kv});
@@ -133,15 +147,24 @@ TEST_F(CudaAttentionAccuracy, LengthsAroundTilesAndSegments) {
 }
 
 TEST_F(CudaAttentionAccuracy, WindowsAroundTilesAndSegments) {
-  for (const std::int64_t window : {1, 2, 16, 127, 128, 129, 1023, 1024, 1025}) {
-    for (const std::int64_t sink_tokens : {0, 1, 16, 127, 128, 129, 1030}) {
-      Shape shape;
-      shape.h_q = 2;
-      shape.h_kv = 1;
-      shape.spec.mask = {.window = window, .sink_tokens = sink_tokens};
-      const std::string what = fmt::format("window {}, {} sink tokens", window, sink_tokens);
-      expect_accurate(shape, {{0, 66, 1200}, {1, 80, 80}}, {.page_tokens = 16}, what);
-      expect_accurate(shape, {{0, 1, 2100}, {1, 2, 1300}, {2, 1, 130}}, {.page_tokens = 16}, what);
+  for (const Heads& heads : {kHeads[0], kHeads[3]}) {
+    const std::int64_t tile = heads.tile, segment = heads.segment;
+    for (const std::int64_t window : {std::int64_t{1}, std::int64_t{2}, std::int64_t{16}, tile - 1, tile,
+                                      tile + 1, segment - 1, segment, segment + 1}) {
+      for (const std::int64_t sink_tokens :
+           {std::int64_t{0}, std::int64_t{1}, std::int64_t{16}, tile - 1, tile, tile + 1, segment + 6}) {
+        Shape shape;
+        shape.h_q = 2;
+        shape.h_kv = 1;
+        shape.d_qk = heads.d_qk;
+        shape.d_v = heads.d_v;
+        shape.spec.mask = {.window = window, .sink_tokens = sink_tokens};
+        const std::string what =
+            fmt::format("{}, window {}, {} sink tokens", text(heads), window, sink_tokens);
+        expect_accurate(shape, {{0, 66, segment + 176}, {1, 80, 80}}, {.page_tokens = 16}, what);
+        expect_accurate(shape, {{0, 1, 2 * segment + 52}, {1, 2, segment + 276}, {2, 1, 130}},
+                        {.page_tokens = 16}, what);
+      }
     }
   }
 }
@@ -149,16 +172,17 @@ TEST_F(CudaAttentionAccuracy, WindowsAroundTilesAndSegments) {
 // The warpgroups of a block may begin their windows one tile apart: the later one skips a tile while the last tile of sink
 // tokens still waits for its values.
 TEST_F(CudaAttentionAccuracy, SeveralTilesOfSinkTokensBeforeAWindow) {
-  for (const std::int64_t d : {64, 128}) {
+  for (const Heads& heads : kHeads) {
     for (const std::int64_t sink_tokens : {129, 300, 1030}) {
       for (const std::int64_t window : {86, 150, 214}) {
         Shape shape;
         shape.h_q = 2;
         shape.h_kv = 1;
-        shape.d_qk = shape.d_v = d;
+        shape.d_qk = heads.d_qk;
+        shape.d_v = heads.d_v;
         shape.spec.mask = {.window = window, .sink_tokens = sink_tokens};
         expect_accurate(shape, {{0, 200, 1600}, {1, 400, 2000}}, {.page_tokens = 16},
-                        fmt::format("d {}, window {}, {} sink tokens", d, window, sink_tokens));
+                        fmt::format("{}, window {}, {} sink tokens", text(heads), window, sink_tokens));
       }
     }
   }

@@ -47,6 +47,24 @@ class CudaAttentionBits : public CudaTest {
     Shape& sinks = add("several tiles of sink tokens, d 128");
     sinks.d_qk = sinks.d_v = 128;
     sinks.spec.mask = {.window = 500, .sink_tokens = 300};
+    Shape& wider = add("d_qk 192, d_v 128");
+    wider.d_qk = 192;
+    wider.d_v = 128;
+    Shape& widest = add("d 256");
+    widest.d_qk = widest.d_v = 256;
+    Shape& streaming = add("window and sink tokens, d 256, f16");
+    streaming.d_qk = streaming.d_v = 256;
+    streaming.dtype = DType::f16;
+    streaming.spec.mask = {.window = 2100, .sink_tokens = 70};
+    Shape& wide_cap = add("softcap, d_qk 136, d_v 72");
+    wide_cap.d_qk = 136;
+    wide_cap.d_v = 72;
+    wide_cap.spec.softcap = 2;
+    Shape& widest_cap = add("softcap and window, d_qk 200, d_v 248");
+    widest_cap.d_qk = 200;
+    widest_cap.d_v = 248;
+    widest_cap.spec.softcap = 2;
+    widest_cap.spec.mask.window = 1500;
     Shape& cap = add("softcap");
     cap.spec.softcap = 2;
     cap.spec.mask.window = 1500;
@@ -77,7 +95,7 @@ std::string first_difference(const Bits& a, const Bits& b) {
 #define EXPECT_SAME_BITS(a, b) EXPECT_EQ(first_difference(a, b), std::string())
 
 TEST_F(CudaAttentionBits, ChunksAndPages) {
-  constexpr std::int64_t kTokens = 2200;  // three segments
+  constexpr std::int64_t kTokens = 2200;  // three segments, two of d 256
   for (const auto& [what, shape] : shapes()) {
     SCOPED_TRACE(what);
     const Bits whole = chunks(shape, kTokens, kTokens);

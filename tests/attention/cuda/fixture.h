@@ -15,6 +15,16 @@ namespace basin::attention::cuda_tests {
 
 constexpr DType kStorages[] = {DType::bf16, DType::f16};
 
+/// Head sizes that have kernels, and the keys that their reduction order is anchored at.
+struct Heads {
+  std::int64_t d_qk, d_v, tile, segment;
+};
+constexpr Heads kHeads[] = {
+    {64, 64, 128, 1024}, {128, 128, 128, 1024}, {192, 128, 128, 1024}, {256, 256, 64, 2048}};
+inline std::string text(const Heads& heads) {
+  return "d_qk " + std::to_string(heads.d_qk) + ", d_v " + std::to_string(heads.d_v);
+}
+
 class CudaTest : public testing::Test {
  protected:
   // (Fails rather than skips: whoever runs these tests wants them run.)

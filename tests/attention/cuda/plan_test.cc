@@ -36,6 +36,11 @@ TEST(AttentionCudaPlan, FewRowsDecodeAndManyPrefill) {
   EXPECT_EQ(path_and_rows(65, 1, 64), "prefill192");
   EXPECT_EQ(path_and_rows(8, 4, 128), "decode32");
   EXPECT_EQ(path_and_rows(8, 5, 128), "prefill128");
+  EXPECT_EQ(path_and_rows(8, 4, 192), "decode32");
+  EXPECT_EQ(path_and_rows(8, 5, 192), "prefill128");
+  EXPECT_EQ(path_and_rows(8, 2, 256), "decode16");
+  EXPECT_EQ(path_and_rows(8, 4, 256), "decode32");
+  EXPECT_EQ(path_and_rows(33, 1, 256), "prefill128");
   EXPECT_EQ(path_and_rows(8, std::int64_t{1} << 29, 64), "prefill192");
   EXPECT_EQ(path_and_rows(8, 0, 64), "decode8");
 }
@@ -50,8 +55,14 @@ TEST(AttentionCudaPlan, HeadSizesRunOnTheNextLargerInstance) {
   EXPECT_EQ(sizes(72, 8), "128 128");
   EXPECT_EQ(sizes(8, 72), "128 128");
   EXPECT_EQ(sizes(128, 128), "128 128");
-  EXPECT_EQ(sizes(136, 8), "none");
-  EXPECT_EQ(sizes(8, 136), "none");
+  EXPECT_EQ(sizes(136, 8), "192 128");
+  EXPECT_EQ(sizes(192, 128), "192 128");
+  EXPECT_EQ(sizes(192, 136), "256 256");
+  EXPECT_EQ(sizes(8, 136), "256 256");
+  EXPECT_EQ(sizes(200, 8), "256 256");
+  EXPECT_EQ(sizes(256, 256), "256 256");
+  EXPECT_EQ(sizes(264, 8), "none");
+  EXPECT_EQ(sizes(8, 264), "none");
 }
 
 TEST(AttentionCudaPlan, PrefillHasACtaForEachMultiprocessorAtMost) {
@@ -62,6 +73,21 @@ TEST(AttentionCudaPlan, PrefillHasACtaForEachMultiprocessorAtMost) {
   p = plan(shape(4, 32, 8, 128, 4096, 4096), kMultiprocessors);
   EXPECT_EQ(p.units, 4 * 32 * 32);
   EXPECT_EQ(p.ctas, kMultiprocessors);
+}
+
+// Running totals of wide heads lie in the workspace: those of every CTA, on any device.
+TEST(AttentionCudaPlan, TheWorkspaceHoldsTheTotalsOfWideHeads) {
+  constexpr std::size_t kCounterBytes = 256 * 1024, kOfOneCta = 128 * 256 * 4;
+  EXPECT_EQ(plan(shape(1, 8, 8, 256, 1000, 3000), kMultiprocessors).workspace_bytes,
+            kCounterBytes + 64 * kOfOneCta);
+  EXPECT_EQ(plan(shape(1, 8, 8, 256, 1000, 2048), kMultiprocessors).workspace_bytes, kCounterBytes)
+      << "a single segment is not folded";
+  const Shape wide{DType::bf16, 4, 16, 16, 192, 128, 4096, 4096, false};
+  for (const int multiprocessors : {1, kMultiprocessors, 200}) {
+    const Plan p = plan(wide, multiprocessors);
+    EXPECT_EQ(p.ctas, std::min(multiprocessors, 144));
+    EXPECT_EQ(p.workspace_bytes, kCounterBytes + 144 * kOfOneCta / 2);
+  }
 }
 
 TEST(AttentionCudaPlan, DecodeHasGangsOfOneCtaForEachKeyHead) {
@@ -81,9 +107,10 @@ TEST(AttentionCudaPlan, DecodeHasGangsOfOneCtaForEachKeyHead) {
 
 TEST(AttentionCudaPlan, TheWorkspaceHoldsEverySegmentOfEveryRow) {
   for (const std::int64_t max_kv : {1, 1024, 1025, 100000}) {
-    for (const std::int64_t d : {64, 128}) {
+    for (const std::int64_t d : {64, 128, 256}) {
       const Plan p = plan(shape(3, 16, 2, d, 2, max_kv), kMultiprocessors);
-      const auto floats = static_cast<std::size_t>(3 * 2 * ((max_kv + 1023) / 1024) * 16 * (d + 2));
+      const std::int64_t segment = d == 256 ? 2048 : 1024;
+      const auto floats = static_cast<std::size_t>(3 * 2 * ((max_kv + segment - 1) / segment) * 16 * (d + 2));
       EXPECT_EQ(p.workspace_bytes, 256u * 1024 + floats * 4);
       EXPECT_EQ(p.counter_bytes, 256u * 1024);
       EXPECT_EQ(p.workspace_bytes, plan(shape(3, 16, 2, d, 2, max_kv), 1).workspace_bytes)

@@ -12,9 +12,10 @@ class CudaAttentionStreaming : public CudaTest {};
 
 // The case of SGLang PR #12504. Keys between the sinks and the window are on pages that are gone.
 TEST_F(CudaAttentionStreaming, SinksAndWindowAtAnyLength) {
-  for (const std::int64_t d : {64, 128}) {
+  for (const Heads& heads : kHeads) {
     Shape shape;
-    shape.d_qk = shape.d_v = d;
+    shape.d_qk = heads.d_qk;
+    shape.d_v = heads.d_v;
     shape.h_kv = 1;
     shape.spec.mask = {.window = 7168, .sink_tokens = 1024};
     shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -0.25f, 3.0f, 8.0f};
@@ -24,7 +25,8 @@ TEST_F(CudaAttentionStreaming, SinksAndWindowAtAnyLength) {
       prefill.push_back({static_cast<std::int64_t>(prefill.size()), 10, length});
     }
     for (const Part& part : decode)
-      expect_accurate(shape, {part}, {.page_tokens = 64}, fmt::format("d {}, {} tokens", d, part.kv_tokens));
+      expect_accurate(shape, {part}, {.page_tokens = 64},
+                      fmt::format("{}, {} tokens", text(heads), part.kv_tokens));
     expect_accurate(shape, decode, {.page_tokens = 64}, "a batch of them");
     prefill.push_back({9, 1, 100});
     expect_accurate(shape, prefill, {.page_tokens = 64}, "several tokens each");
@@ -35,19 +37,24 @@ TEST_F(CudaAttentionStreaming, SinksAndWindowAtAnyLength) {
 TEST_F(CudaAttentionStreaming, InCachePositionsUseTheSecondQuery) {
   for (const DType dtype : kStorages) {
     for (const std::int64_t sink_tokens : {0, 1, 4, 16, 70, 127, 128, 129, 200, 1024, 1100}) {
-      for (const std::int64_t group : {1, 4, 5, 8, 16}) {
+      const std::pair<std::int64_t, Heads> cases[] = {{1, kHeads[0]},  {4, kHeads[1]},  {5, kHeads[0]},
+                                                      {8, kHeads[0]},  {16, kHeads[0]}, {2, kHeads[2]},
+                                                      {16, kHeads[2]}, {3, kHeads[3]},  {16, kHeads[3]}};
+      for (const auto& [group, heads] : cases) {
         Shape shape;
+        shape.d_qk = heads.d_qk;
+        shape.d_v = heads.d_v;
         shape.dtype = dtype;
         shape.h_kv = 2;
         shape.h_q = 2 * group;
         shape.q_sink = true;
         shape.spec.mask = {.window = 300, .sink_tokens = sink_tokens};
-        if (group == 5) shape.spec.softcap = 3;
-        if (group == 4) shape.d_qk = shape.d_v = 128;
+        if (group == 5 || group == 3) shape.spec.softcap = 3;
         const std::int64_t most = std::max<std::int64_t>(8 / group, 1);
-        expect_accurate(shape, {{0, 1, 2500}, {1, most, 260}, {2, 1, 1}, {3, most, 1400}, {4, 1, 100}},
-                        {.page_tokens = 16, .loose = group == 8},
-                        fmt::format("{} {} sink tokens, groups of {}", name(dtype), sink_tokens, group));
+        expect_accurate(
+            shape, {{0, 1, 2500}, {1, most, 260}, {2, 1, 1}, {3, most, 1400}, {4, 1, 100}},
+            {.page_tokens = 16, .loose = group == 8},
+            fmt::format("{} {}, {} sink tokens, groups of {}", name(dtype), text(heads), sink_tokens, group));
       }
     }
   }

@@ -76,8 +76,8 @@ TEST(AttentionCudaSupport, TakesWhatExists) {
   for (const Forward& start : {dense(), ragged(), paged()}) {
     EXPECT_EQ(supported(start), "");
     for (const DType dtype : {DType::bf16, DType::f16}) {
-      for (const std::int64_t d_qk : {8, 40, 64, 72, 128}) {
-        for (const std::int64_t d_v : {8, 64, 128}) {
+      for (const std::int64_t d_qk : {8, 40, 64, 72, 128, 136, 192, 200, 256}) {
+        for (const std::int64_t d_v : {8, 64, 128, 136, 256}) {
           Forward p = start;
           set_dtypes(p, dtype);
           set_heads(p, d_qk, d_v);
@@ -127,11 +127,13 @@ TEST(AttentionCudaSupport, RefusesByName) {
       {"k is i8; the sm_90 kernels have bf16 and f16", [](Forward& p) { p.k.dtype = DType::i8; }},
       {"v is f16 and q is bf16", [](Forward& p) { p.v.dtype = DType::f16; }},
       {"out is f32; the sm_90 kernels have", [](Forward& p) { p.out.dtype = DType::f32; }},
-      {"head sizes (d_qk, d_v) are (136, 64); the sm_90 kernels have (64, 64), (128, 128)",
-       [](Forward& p) { set_heads(p, 136, 64); }},
-      {"are (64, 256)", [](Forward& p) { set_heads(p, 64, 256); }},
-      {"are (60, 64); the sm_90 kernels have (64, 64), (128, 128) and multiples of 8",
+      {"head sizes (d_qk, d_v) are (264, 64); the sm_90 kernels have (64, 64), (128, 128), (192, 128), (256, "
+       "256)",
+       [](Forward& p) { set_heads(p, 264, 64); }},
+      {"are (64, 512)", [](Forward& p) { set_heads(p, 64, 512); }},
+      {"are (60, 64); the sm_90 kernels have (64, 64), (128, 128), (192, 128), (256, 256) and multiples of 8",
        [](Forward& p) { set_heads(p, 60, 64); }},
+      {"are (196, 128)", [](Forward& p) { set_heads(p, 196, 128); }},
       {"are (64, 1)", [](Forward& p) { set_heads(p, 64, 1); }},
       {"scale is 0; the sm_90 kernels need a positive one", [](Forward& p) { p.spec.scale = 0; }},
       {"scale is -0.5", [](Forward& p) { p.spec.scale = -0.5; }},

@@ -46,7 +46,11 @@ Plan plan(const Shape& shape, int multiprocessors) {
     plan.path = Path::prefill;
     plan.rows = sizes.prefill_rows;
     plan.units = product(product(shape.batch, shape.h_q), divide_up(q_tokens, plan.rows));
-    plan.ctas = grid(plan.units, multiprocessors);
+    plan.ctas = grid(plan.units, std::min(multiprocessors, kMaxPrefillCtas));
+    if (shape.max_kv_tokens > sizes.segment_keys) {  // else there is nothing to fold
+      plan.workspace_bytes += static_cast<std::size_t>(sizes.total_bytes) *
+                              static_cast<std::size_t>(grid(plan.units, kMaxPrefillCtas));
+    }
     return plan;
   }
   plan.path = Path::decode;

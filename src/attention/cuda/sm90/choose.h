@@ -28,13 +28,18 @@ struct HeadSizes {
   int segment_keys;
   int prefill_rows;
   int decode_rows;  // the most that one decode CTA holds
+  // Of a prefill CTA's running totals in the workspace; 0: shared memory holds them.
+  int total_bytes;
 };
 
 /// All of them, ascending: one row for each size under instances/. A problem runs on the first that holds both of its own; the
 /// copy engine fills the rest with zeros. choose_check.cu holds the numbers to those of the kernels.
 inline constexpr HeadSizes kHeadSizes[] = {
-    {.d_qk = 64, .d_v = 64, .tile_keys = 128, .segment_keys = 1024, .prefill_rows = 192, .decode_rows = 64},
-    {.d_qk = 128, .d_v = 128, .tile_keys = 128, .segment_keys = 1024, .prefill_rows = 128, .decode_rows = 32},
+    // d_qk, d_v, tile_keys, segment_keys, prefill_rows, decode_rows, total_bytes
+    {64, 64, 128, 1024, 192, 64, 0},
+    {128, 128, 128, 1024, 128, 32, 0},
+    {192, 128, 128, 1024, 128, 32, 65536},
+    {256, 256, 64, 2048, 128, 32, 131072},
 };
 
 /// Null when none holds (d_qk, d_v).
@@ -44,6 +49,9 @@ const HeadSizes* find_head_sizes(std::int64_t d_qk, std::int64_t d_v);
 inline constexpr int kDecodeRows[] = {8, 16, 32, 64};
 /// Decode kernels up to this many rows also hold the second query of in-cache positions.
 inline constexpr int kMaxSecondQueryRows = 16;
+
+/// Prefill CTAs whose running totals the workspace holds: one for each multiprocessor of the largest sm_90 chip.
+inline constexpr int kMaxPrefillCtas = 144;
 
 /// Counters at the start of the workspace: two of prefill, then one of decode for each (sequence, key head).
 inline constexpr std::int64_t kCounters = 65536;

@@ -8,12 +8,15 @@ namespace {
 template <int kIndex>
 constexpr bool matches() {
   constexpr HeadSizes kSizes = kHeadSizes[kIndex];
+  using Kernel = Prefill<__nv_bfloat16, kSizes.d_qk, kSizes.d_v, false>;
   return kSizes.tile_keys == tile_keys(kSizes.d_qk) && kSizes.segment_keys == segment_keys(kSizes.d_qk) &&
-         kSizes.prefill_rows == Prefill<__nv_bfloat16, kSizes.d_qk, kSizes.d_v, false>::kRows;
+         kSizes.prefill_rows == Kernel::kRows && kSizes.total_bytes == Kernel::kTotalBytes;
 }
 static_assert(matches<0>());
 static_assert(matches<1>());
-static_assert(sizeof(kHeadSizes) == 2 * sizeof(HeadSizes), "one static_assert for each");
+static_assert(matches<2>());
+static_assert(matches<3>());
+static_assert(sizeof(kHeadSizes) == 4 * sizeof(HeadSizes), "one static_assert for each");
 
 }  // namespace
 }  // namespace basin::attention::sm90

@@ -21,18 +21,21 @@ namespace basin::attention::sm90 {
 template <typename T, int kDqk, int kDv, int kRows, bool kCap>
 struct Decode {
   static constexpr int kTile = tile_keys(kDqk);
-  static_assert(kTile == 128, "two blocks of 64 keys");
+  static constexpr int kHalves = kTile / 64;  // blocks of 64 keys
+  static_assert(kHalves == 1 || kHalves == 2, "the order of sums is that of order.cuh");
   static constexpr int kSegmentTiles = segment_tiles(kDqk);
   static constexpr int kConsumers = 128;
   static constexpr int kThreads = kConsumers + 32;
   // Two CTAs on an SM hide each other's waits; more rows need the registers of both.
   static constexpr int kCtasPerSm = kRows * kDqk <= 1024 ? 2 : 1;
   static constexpr int kWide = kDqk > kDv ? kDqk : kDv;
-  static constexpr int kSlots =
-      96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) - (kRows == 64 ? 2 : 0);
-  static constexpr int kColumns = kRows / 4;   // query rows whose scores one thread holds
-  static constexpr int kBlocks = kDv / 64;     // blocks of 64 output columns
-  static constexpr bool kFolds = kRows <= 32;  // registers hold a running total beside the segment
+  static constexpr int kSlots = 96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) -
+                                (kRows == 64 ? 2 : 0) - (kDv > 128 && kRows > 8 ? 1 : 0);
+  static_assert(kDqk == kDv || kSlots % 2 == 0, "keys and values of different sizes need slots of their own");
+  static constexpr int kColumns = kRows / 4;  // query rows whose scores one thread holds
+  static constexpr int kBlocks = kDv / 64;    // blocks of 64 output columns
+  static constexpr bool kFolds =
+      kRows <= 32 && kRows * kDv <= 4096;  // registers hold a running total beside the segment
   static constexpr int kSums = kRows >= 16 ? kRows / 16 : 1;  // running sums of l that one thread owns
 
   /// One unit of work: a segment of the keys of one (sequence, key head).
@@ -57,11 +60,14 @@ struct Decode {
   };
 
   struct Shared {
-    alignas(1024) T ring[kSlots][kTile * kWide];
+    alignas(1024) T ring[kSlots * kTile * (kDqk + kDv) / 2];  // slots of keys and values in turn
     alignas(
         1024) T q[2][kRows * kDqk];  // of this row and the next, so that loading never waits for a row to end
     alignas(1024) T q_sink[2][(kRows <= 16 ? kRows : 8) * kDqk];
-    alignas(128) T p[kRows / 8][kTile][8];
+    union {
+      alignas(128) T p[kRows / 8][kTile][8];
+      unsigned char factors[kRows * 16 * 16];  // of the combine
+    };
     alignas(16) float maxima[kRows][4];    // by warp
     alignas(16) float parts[4][8][kRows];  // quarter sums by warp, key mod 8, row
     float rescale[kRows];
@@ -71,6 +77,11 @@ struct Decode {
     Barrier work_full[2], work_empty[2];
     Work work[2];
     int arrived;
+
+    __device__ __forceinline__ T* slot(int i) {
+      if constexpr (kDqk == kDv) return ring + i * kTile * kDqk;
+      return ring + i / 2 * kTile * (kDqk + kDv) + i % 2 * kTile * kDqk;
+    }
   };
   static_assert(sizeof(Shared) <= (kCtasPerSm == 2 ? 113 : 227) * 1024, "shared memory of one SM");
 
@@ -146,7 +157,7 @@ struct Decode {
     template <int kWidth>
     __device__ __forceinline__ void load(const CUtensorMap& map, const Work& work, int key, int page) {
       barrier_wait(&shared.empty[place.slot], place.parity ^ 1);
-      load_keys<kTile, kWidth>(arguments, map, shared.ring[place.slot], &shared.full[place.slot],
+      load_keys<kTile, kWidth>(arguments, map, shared.slot(place.slot), &shared.full[place.slot],
                                work.sequence, work.range, work.kv_head, key, page, kEvictNormal, lane);
       place.advance();
     }
@@ -246,10 +257,10 @@ struct Decode {
   /// The rows of a thread's scores and outputs: column i of kColumns is query row 8 (i / 2) + 2 c + i % 2.
   __device__ __forceinline__ static int row_of(int i, int c) { return i / 2 * 8 + 2 * c + i % 2; }
 
-  __device__ __forceinline__ static void scores(float (&s)[2][kRows / 2], const T* k, const T* q) {
+  __device__ __forceinline__ static void scores(float (&s)[kHalves][kRows / 2], const T* k, const T* q) {
     const std::uint64_t b = swizzled_operand(q, 0);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       const std::uint64_t a = swizzled_operand(k + half * 64 * kBlockColumns, 0);
 #pragma unroll
       for (int step = 0; step < kDqk / kStepKeys; ++step) {
@@ -276,6 +287,12 @@ struct Decode {
     }
   }
 
+  /// The sum of a quarter of the tile's keys, as far as this thread has them: elements e and e + 2 of each half.
+  __device__ __forceinline__ static float quarter(const float (&p)[kHalves][kRows / 2], int e) {
+    if constexpr (kHalves == 2) return quarter_sum(p[0][e], p[0][e + 2], p[1][e], p[1][e + 2]);
+    return __fadd_rn(p[0][e], p[0][e + 2]);
+  }
+
   /// Keys of the tile that the second query scores: those below sink_tokens, when there is one.
   __device__ __forceinline__ static int keys_of_sink(const Arguments& arguments, const Work& work, int at) {
     return kRows <= 16 && arguments.has_q_sink ? arguments.sink_tokens - work.walk.tile(at) * kTile : 0;
@@ -284,10 +301,10 @@ struct Decode {
   /// Starts the scores of tile `at`, whose keys lie at `keys` of the ring.
   __device__ __forceinline__ static void start_scores(const Arguments& arguments, Shared& shared,
                                                       const Work& work, int at, RingPlace<kSlots> keys,
-                                                      int buffer, float (&s)[2][kRows / 2]) {
+                                                      int buffer, float (&s)[kHalves][kRows / 2]) {
     barrier_wait(&shared.full[keys.slot], keys.parity);
     wgmma_fence();
-    scores(s, shared.ring[keys.slot],
+    scores(s, shared.slot(keys.slot),
            keys_of_sink(arguments, work, at) > 0 ? shared.q_sink[buffer] : shared.q[buffer]);
     wgmma_commit();
   }
@@ -295,21 +312,21 @@ struct Decode {
   /// Waits for them and releases the keys. The one tile that both queries score is scored again here.
   __device__ __forceinline__ static void finish_scores(const Arguments& arguments, Shared& shared,
                                                        const Work& work, int at, RingPlace<kSlots> keys,
-                                                       int buffer, float (&s)[2][kRows / 2], int warp,
+                                                       int buffer, float (&s)[kHalves][kRows / 2], int warp,
                                                        int lane) {
     wgmma_wait<0>();
-    wgmma_touch(s[0]);
-    wgmma_touch(s[1]);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) wgmma_touch(s[half]);
     if constexpr (kRows <= 16) {
       const int from_sink = keys_of_sink(arguments, work, at);
       if (from_sink > 0 && from_sink < kTile) {
-        float other[2][kRows / 2];
+        float other[kHalves][kRows / 2];
         wgmma_fence();
-        scores(other, shared.ring[keys.slot], shared.q[buffer]);
+        scores(other, shared.slot(keys.slot), shared.q[buffer]);
         wgmma_commit();
         wgmma_wait<0>();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int half = 0; half < kHalves; ++half) {
           wgmma_touch(other[half]);
 #pragma unroll
           for (int i = 0; i < kRows / 2; ++i) {
@@ -386,7 +403,7 @@ struct Decode {
       for (int i = 0; i < kSums; ++i) l[i] = 0.0f;
 
       const int first = __shfl_sync(0xffffffffu, work.first, 0), end = __shfl_sync(0xffffffffu, work.end, 0);
-      float s[2][kRows / 2];
+      float s[kHalves][kRows / 2];
       if (first < end) {
         start_scores(arguments, shared, work, first, next, buffer, s);
         finish_scores(arguments, shared, work, first, next, buffer, s, warp, lane);
@@ -399,7 +416,7 @@ struct Decode {
         next.advance();
         if constexpr (kCap) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
+          for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
             for (int i = 0; i < kRows / 2; ++i) s[half][i] = soft_cap(s[half][i], arguments.cap_factor);
           }
@@ -409,7 +426,7 @@ struct Decode {
           for (int i = 0; i < kColumns; ++i) {
             const RowKeys keys = row_keys(arguments, p_first + row_of(i, c) / group, kv_tokens);
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
+            for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
                 if (!keys.sees(key + 64 * half + 16 * warp + g + 8 * h))
@@ -423,7 +440,8 @@ struct Decode {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
           const int e = i / 2 * 4 + i % 2;
-          most[i] = fmaxf(fmaxf(s[0][e], s[0][e + 2]), fmaxf(s[1][e], s[1][e + 2]));
+          most[i] = fmaxf(s[0][e], s[0][e + 2]);
+          if constexpr (kHalves == 2) most[i] = fmaxf(most[i], fmaxf(s[1][e], s[1][e + 2]));
         }
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) {
@@ -449,7 +467,7 @@ struct Decode {
           moved |= rescale[i] != 1.0f;
           m[i] = m_next;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
+          for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               float& x = s[half][i / 2 * 4 + 2 * h + i % 2];
@@ -461,7 +479,7 @@ struct Decode {
         for (int i = 0; i < kColumns; i += 2) {
           const int e = i / 2 * 4;
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
+          for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               auto* words =
@@ -470,8 +488,8 @@ struct Decode {
             }
           }
           float2 part;
-          part.x = quarter_sum(s[0][e], s[0][e + 2], s[1][e], s[1][e + 2]);
-          part.y = quarter_sum(s[0][e + 1], s[0][e + 3], s[1][e + 1], s[1][e + 3]);
+          part.x = quarter(s, e);
+          part.y = quarter(s, e + 1);
           *reinterpret_cast<float2*>(&shared.parts[warp][g][row_of(i, c)]) = part;
         }
         if (warp == 0 && g == 0) {
@@ -481,7 +499,7 @@ struct Decode {
         // Values that no row may see must be 0, not merely be multiplied by 0.
         barrier_wait(&shared.full[place.slot], place.parity);
         if (!work.live.all(key, kTile))
-          clear_dead_rows<kTile, kDv>(shared.ring[place.slot], work.live, key, thread, kConsumers);
+          clear_dead_rows<kTile, kDv>(shared.slot(place.slot), work.live, key, thread, kConsumers);
         fence_proxy_async();
         sync();
 
@@ -506,7 +524,7 @@ struct Decode {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) wgmma_touch(o[block]);
         wgmma_fence();
-        values(o, shared.ring[place.slot], &shared.p[0][0][0], at != first);
+        values(o, shared.slot(place.slot), &shared.p[0][0][0], at != first);
         wgmma_commit();
         // The next tile's scores run beside these products.
         if (at + 1 < end) start_scores(arguments, shared, work, at + 1, next, buffer, s);
@@ -664,8 +682,9 @@ struct Decode {
       float l;  // the segment's l times b
       float unused;
     };
-    static_assert(sizeof(Factors[kRows][kAtOnce]) <= sizeof(shared.p), "factors lie where probabilities lay");
-    auto& factors = *reinterpret_cast<Factors(*)[kRows][kAtOnce]>(&shared.p);
+    static_assert(sizeof(Factors[kRows][kAtOnce]) <= sizeof(shared.factors),
+                  "they lie where probabilities lay");
+    auto& factors = *reinterpret_cast<Factors(*)[kRows][kAtOnce]>(&shared.factors);
     const float* states = state_of(arguments, work, 0);
     const int rows = min(work.range.q_tokens * group, kRows);
     float4 o[kItems];

@@ -11,18 +11,18 @@ struct __half;
 namespace basin::attention::sm90 {
 namespace {
 
-template <typename T, int kD, bool kCap>
-Instance square(const Plan& plan) {
-  if (plan.path == Path::prefill) return prefill_instance<T, kD, kD, kCap>();
+template <typename T, int kDqk, int kDv, bool kCap>
+Instance of_path(const Plan& plan) {
+  if (plan.path == Path::prefill) return prefill_instance<T, kDqk, kDv, kCap>();
   switch (plan.rows) {
     case 8:
-      return decode_instance<T, kD, kD, 8, kCap>();
+      return decode_instance<T, kDqk, kDv, 8, kCap>();
     case 16:
-      return decode_instance<T, kD, kD, 16, kCap>();
+      return decode_instance<T, kDqk, kDv, 16, kCap>();
     case 32:
-      return decode_instance<T, kD, kD, 32, kCap>();
+      return decode_instance<T, kDqk, kDv, 32, kCap>();
     default:
-      if constexpr (kD <= 64) return decode_instance<T, kD, kD, 64, kCap>();
+      if constexpr (kDqk <= 64) return decode_instance<T, kDqk, kDv, 64, kCap>();
       break;  // `plan` asks for 64 rows of small heads only
   }
   throw Error(ErrorCode::internal,
@@ -31,7 +31,16 @@ Instance square(const Plan& plan) {
 
 template <typename T, bool kCap>
 Instance of_size(const Plan& plan) {
-  return plan.d_qk == 64 ? square<T, 64, kCap>(plan) : square<T, 128, kCap>(plan);
+  switch (plan.d_qk) {
+    case 64:
+      return of_path<T, 64, 64, kCap>(plan);
+    case 128:
+      return of_path<T, 128, 128, kCap>(plan);
+    case 192:
+      return of_path<T, 192, 128, kCap>(plan);
+    default:
+      return of_path<T, 256, 256, kCap>(plan);
+  }
 }
 
 }  // namespace
