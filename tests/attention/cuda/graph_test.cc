@@ -97,6 +97,16 @@ TEST_F(CudaAttentionGraph, PrefillReplaysWithOtherLengths) {
                   {{1, 400, 1500}, {2, 400, 1500}, {3, 400, 1500}}});
 }
 
+// Running totals of wide heads lie in the workspace, which the captured launch keeps.
+TEST_F(CudaAttentionGraph, PrefillOfWideHeadsReplaysWithOtherLengths) {
+  Shape shape;
+  shape.h_q = 4;
+  shape.d_qk = shape.d_v = 256;
+  expect_replays(
+      shape, {{1, 150, 4500}, {2, 150, 4500}},
+      {{{1, 150, 4500}, {2, 10, 2100}}, {{1, 0, 0}, {2, 150, 300}}, {{1, 1, 4097}, {2, 150, 4500}}});
+}
+
 // An error says what is wrong and launches nothing.
 TEST_F(CudaAttentionGraph, AWorkspaceThatIsTooSmallIsRefused) {
   const Problem problem(Shape{}, {{0, 1, 3000}});
