@@ -14,6 +14,7 @@
 #include "attention/cuda/sm90/ptx/math.cuh"
 #include "attention/cuda/sm90/ptx/tma.cuh"
 #include "attention/cuda/sm90/ptx/wgmma.cuh"
+#include "attention/cuda/sm90/rows.cuh"
 #include "attention/cuda/sm90/sequence.cuh"
 #include "attention/cuda/sm90/walk.cuh"
 
@@ -286,44 +287,6 @@ struct Prefill {
 
   // ------------------------------------------------------------------------------------------- arithmetic
 
-  template <int kKeys>
-  __device__ __forceinline__ static void start_scores(float (&s)[kKeys / 2], const T* q, const T* k) {
-    const std::uint64_t a = swizzled_operand(q, 0), b = swizzled_operand(k, 0);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kDqk / kStepKeys; ++step) {
-      const int block = step / 4, inside = step % 4 * 32;
-      Wgmma<kKeys>::template shared<T, Major::k, Major::k>(
-          s, advance(a, block * kRows * 128 + inside), advance(b, block * kTile * 128 + inside), step != 0);
-    }
-    wgmma_commit();
-  }
-
-  /// O += P V for the first kKeys keys of a tile.
-  template <int kKeys, int kSteps>
-  __device__ __forceinline__ static void start_values(float (&o)[kDv / 2],
-                                                      const std::uint32_t (&weights)[kSteps][4], const T* v) {
-    const std::uint64_t b = swizzled_operand(v, kTile * 128);
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kKeys / kStepKeys; ++step) {
-      Wgmma<kDv>::template registers<T, Major::mn>(o, weights[step], advance(b, step * kStepKeys * 128), 1);
-    }
-    wgmma_commit();
-  }
-
-  /// Which of a thread's columns of a row are visible: bit 2 j + e stands for key `key` + 8 j + e of kKeys keys.
-  template <int kKeys>
-  __device__ __forceinline__ static std::uint32_t seen_columns(const RowKeys& keys, int key) {
-    const auto columns_below = [&](int end) {
-      const int n = min(max(end - key, 0), kKeys);
-      return n / 8 * 2 + min(n % 8, 2);
-    };
-    const int begin = columns_below(keys.begin);
-    return bit_range(0, columns_below(keys.sink_end)) |
-           bit_range(begin, max(columns_below(keys.end) - begin, 0));
-  }
-
   /// One warpgroup's 64 rows of a block, on their walk over the tiles. A thread holds rows g and g + 8 of its warp's 16, and
   /// of each eight keys the two from 2 c on.
   struct Consumer {
@@ -423,7 +386,7 @@ struct Prefill {
     /// Starts the scores of the next tile.
     __device__ __forceinline__ void start_next() {
       barrier_wait(&shared.k_full[stage(next)], parity(next));
-      start_scores<kTile>(s, queries(), shared.k[stage(next)]);
+      start_scores<T, kDqk, kTile, kRows, kTile>(s, queries(), shared.k[stage(next)]);
     }
     /// They have arrived, when all but `kRunning` groups of products have.
     template <int kRunning>
@@ -561,11 +524,7 @@ struct Prefill {
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t seen = seen_columns<kTo - kFrom>(
             row_keys(arguments, work->p_first + at.row() + 8 * r, work->range.kv_tokens), key);
-#pragma unroll
-        for (int i = 0; i < (kTo - kFrom) / 4; ++i) {
-          float& score = x[kFrom / 2 + 4 * (i / 2) + 2 * r + i % 2];
-          score = (seen & (1u << i)) != 0 ? score : negative_infinity();
-        }
+        mask_row<kFrom, kTo>(x, r, seen);
       }
     }
 
@@ -599,26 +558,13 @@ struct Prefill {
         }
         if (masked) mask<kKeys, kFrom, kTo>(x, tile);
       }
-      // Row by row in the formulas, both rows at once in the code, so that one hides the latencies of the other.
-      float maximum[2][2];
-#pragma unroll
-      for (int i = kBegin; i < kEnd; ++i) {
-        float& most = maximum[i / 2 % 2][i % 2];
-        most = i < kBegin + 4 ? x[i] : fmaxf(most, x[i]);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) maximum[r][0] = fmaxf(maximum[r][0], maximum[r][1]);
-#pragma unroll
-      for (int step = 1; step <= 2; step *= 2) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          maximum[r][0] = fmaxf(maximum[r][0], __shfl_xor_sync(0xffffffffu, maximum[r][0], step));
-      }
+      float maximum[2];
+      row_maxima<kFrom, kTo>(x, maximum);
       float shift[2], rescale[2];
       bool moved = false;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float next = next_maximum(m[r], __fmul_rn(maximum[r][0], arguments.score_factor));
+        const float next = next_maximum(m[r], __fmul_rn(maximum[r], arguments.score_factor));
         shift[r] = shift_of(next);
         rescale[r] = exp2_fast(__fadd_rn(m[r], -shift[r]));
         moved |= rescale[r] != 1.0f && m[r] != negative_infinity();  // (-inf: O is 0 still)
@@ -627,10 +573,10 @@ struct Prefill {
 #pragma unroll
       for (int i = kBegin; i < kEnd; ++i) x[i] = probability(x[i], arguments.score_factor, shift[i / 2 % 2]);
       float4 l = sums();
-      l.x = add_tile(l.x, rescale[0], sum_of<kKeys, kFrom, kTo>(x, 0));
-      l.y = add_tile(l.y, rescale[0], sum_of<kKeys, kFrom, kTo>(x, 1));
-      l.z = add_tile(l.z, rescale[1], sum_of<kKeys, kFrom, kTo>(x, 2));
-      l.w = add_tile(l.w, rescale[1], sum_of<kKeys, kFrom, kTo>(x, 3));
+      l.x = add_tile(l.x, rescale[0], sum_of<kFrom, kTo>(x, 0));
+      l.y = add_tile(l.y, rescale[0], sum_of<kFrom, kTo>(x, 1));
+      l.z = add_tile(l.z, rescale[1], sum_of<kFrom, kTo>(x, 2));
+      l.w = add_tile(l.w, rescale[1], sum_of<kFrom, kTo>(x, 3));
       keep_sums(l);
       if constexpr (!kParksSums) {  // now: later, the probabilities would live on beside the weights
         asm volatile("" : "+f"(kept_sums.x), "+f"(kept_sums.y), "+f"(kept_sums.z), "+f"(kept_sums.w));
@@ -649,34 +595,12 @@ struct Prefill {
       if constexpr (kKeys != kTile || !kRoundsFirst) round();
     }
 
-    /// The sum of a tile's probabilities for one key mod 8 (element 2 r + e of each group of four), in the order of order.cuh;
-    /// keys outside [kFrom, kTo) are 0 and add nothing.
-    template <int kKeys, int kFrom, int kTo>
-    __device__ __forceinline__ static float sum_of(const float (&x)[kKeys / 2], int element) {
-      float quarter[4] = {};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        constexpr int kSecond = 64;  // keys
-        const int i = 8 * w + element;
-        const bool low = 16 * w >= kFrom && 16 * w < kTo;
-        const bool high = kSecond + 16 * w >= kFrom && kSecond + 16 * w < kTo;
-        if (low && high) {
-          quarter[w] = quarter_sum(x[i], x[i + 4], x[32 + i], x[36 + i]);
-        } else if (low) {
-          quarter[w] = __fadd_rn(x[i], x[i + 4]);
-        } else if (high) {
-          quarter[w] = __fadd_rn(x[32 + i], x[36 + i]);
-        }
-      }
-      return tile_sum(quarter[0], quarter[1], quarter[2], quarter[3]);
-    }
-
     /// Starts O += P V with the first kKeys keys of the held tile.
     template <int kKeys, int kSteps>
     __device__ __forceinline__ void start_held(const std::uint32_t (&w)[kSteps][4]) {
       running_stage = static_cast<int>(stage(held));
       barrier_wait(&shared.v_full[running_stage], parity(held));
-      start_values<kKeys>(o, w, shared.v[running_stage]);
+      start_values<T, kDv, kKeys, kTile>(o, w, shared.v[running_stage]);
     }
 
     /// A first tile that holds a few sink tokens and nothing else takes one step of keys instead of eight: the others would
@@ -685,7 +609,7 @@ struct Prefill {
       float x[kStepKeys / 2];
       std::uint32_t w[1][4];
       barrier_wait(&shared.k_full[stage(next)], parity(next));
-      start_scores<kStepKeys>(x, queries(), shared.k[stage(next)]);
+      start_scores<T, kDqk, kStepKeys, kRows, kTile>(x, queries(), shared.k[stage(next)]);
       wgmma_wait<0>();
       wgmma_touch(x);
       release(&shared.k_empty[stage(next)]);
@@ -849,12 +773,6 @@ struct Prefill {
       }
     }
   };
-
-  /// The same in every thread; saying so keeps the control of loops in uniform registers.
-  __device__ __forceinline__ static TileWalk uniform(const TileWalk& walk) {
-    return {__shfl_sync(0xffffffffu, walk.sink_tiles, 0), __shfl_sync(0xffffffffu, walk.first, 0),
-            __shfl_sync(0xffffffffu, walk.last, 0)};
-  }
 
   __device__ static void consume(const Arguments& arguments, Shared& shared, const CUtensorMap& out_map,
                                  int warpgroup) {
