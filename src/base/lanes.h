@@ -219,6 +219,19 @@ BASIN_INLINE V widen_f16(hn::Vec<DHalf> bits) {
 #endif
 }
 
+BASIN_INLINE V widen_bf16(hn::Vec<DHalf> bits) {
+#if defined(__AVX512F__)
+  // One instruction instead of two: element i goes to the upper half of lane i, zero to the lower half.
+  const __m512i index = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5,
+                                         0, 4, 0, 3, 0, 2, 0, 1, 0, 0, 0);
+  constexpr __mmask32 kUpper = 0xaaaaaaaau;
+  return V{
+      _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(kUpper, index, _mm512_castsi256_si512(bits.raw)))};
+#else
+  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
+#endif
+}
+
 // Sixteen stored elements as floats.
 template <Storage kStorage>
 BASIN_INLINE F16 load_stored(const std::byte* p) {
@@ -229,7 +242,7 @@ BASIN_INLINE F16 load_stored(const std::byte* p) {
     return make([&](auto i) BASIN_LAMBDA {
       const auto bits = hn::LoadU(DHalf(), reinterpret_cast<const std::uint16_t*>(p) + i * kWidth);
       if constexpr (kStorage == Storage::bf16) {
-        return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
+        return widen_bf16(bits);
       } else {
         return widen_f16(bits);
       }
