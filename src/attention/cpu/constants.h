@@ -27,5 +27,6 @@ inline constexpr std::int64_t kSegmentKeys = 1024;  // a multiple of kTileKeys
 // Limits of the implementation; they do not touch results.
 inline constexpr int kMaxHead = 256;       // largest d_qk or d_v
 inline constexpr int kMaxBlockRows = 192;  // rows (query, head) that share one pass over the keys
+inline constexpr int kFewRows = 16;        // rows of a kv head up to which reading takes most of the time
 
 }  // namespace basin::attention::cpu

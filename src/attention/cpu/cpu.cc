@@ -19,7 +19,6 @@ namespace basin::attention::cpu {
 namespace {
 
 constexpr double kLog2E = 1.442695040888963407359925;
-constexpr std::int64_t kFewRows = 16;
 constexpr double kLn2 = 0.693147180559945309417232;
 
 const Kernel& kernel() {
@@ -295,14 +294,15 @@ void run_item(const Call& call, const Item& item) {
   for (std::int64_t i = 0; i < item.segments(); ++i) {
     const std::int64_t begin = item.segment(i) * kSegmentKeys;
     kernel().clear(item.all_rows(), block.d_v, segment);
-    kernel().segment(block, begin, begin + kSegmentKeys, segment, scratch);
+    const std::int64_t next = i + 1 < item.segments() ? item.segment(i + 1) * kSegmentKeys : -1;
+    kernel().segment(block, begin, begin + kSegmentKeys, next, segment, scratch);
     kernel().fold(item.all_rows(), block.d_v, segment, total);
   }
   finish_rows(call, item, total);
 }
 
-// One segment of the item; its state is kept for the fold.
-void run_part(const Call& call, const Item& item, std::int64_t i, float* part) {
+// Segment `i` of the item; its state is kept for the fold. This thread is likely to take segment `next` afterwards.
+void run_part(const Call& call, const Item& item, std::int64_t i, std::int64_t next, float* part) {
   Workspace& memory = workspace();
   std::array<Visible, kMaxBlockRows> visible_rows;
   const Block block = make_block(call, item, visible_rows, memory);
@@ -310,7 +310,8 @@ void run_part(const Call& call, const Item& item, std::int64_t i, float* part) {
   float* scratch = memory.kernel_scratch.at_least(kernel().scratch_bytes / sizeof(float));
   const std::int64_t begin = item.segment(i) * kSegmentKeys;
   kernel().clear(item.all_rows(), block.d_v, segment);
-  kernel().segment(block, begin, begin + kSegmentKeys, segment, scratch);
+  const std::int64_t next_begin = next < item.segments() ? item.segment(next) * kSegmentKeys : -1;
+  kernel().segment(block, begin, begin + kSegmentKeys, next_begin, segment, scratch);
 }
 
 void fold_parts(const Call& call, const Item& item, float* const* part) {
@@ -400,7 +401,8 @@ void forward(const Forward& problem, ThreadPool& pool) {
   }
   pool.parallel_for(parts, [&](std::int64_t i, int) {
     const Item& item = *owner[static_cast<std::size_t>(i)];
-    run_part(call, item, i - item.first_part, part[static_cast<std::size_t>(i)]);
+    const std::int64_t segment = i - item.first_part;
+    run_part(call, item, segment, segment + pool.threads(), part[static_cast<std::size_t>(i)]);
   });
   for (const Item& item : items) fold_parts(call, item, part.data());
 }

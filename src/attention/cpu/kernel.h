@@ -35,7 +35,7 @@ struct State {
 struct Block {
   Storage storage;
   int d_qk, d_v;                            // multiples of 16, at most kMaxHead
-  int heads;                                // kv heads
+  int heads;                                // kv heads; 1 when rows > kFewRows
   int rows;                                 // of each kv head
   const void* q;                            // [heads * rows, d_qk] as pack_queries left it
   const void* q_sink;                       // same, for keys < sink_tokens; null = q for all keys
@@ -58,9 +58,10 @@ struct Kernel {
   void (*clear)(int rows, int d_v, const State& state);
 
   /// Adds the visible keys in [begin, end) to `state`; begin is a multiple of kSegmentKeys, end <= begin + kSegmentKeys.
-  /// Then folds the kLanes sums of l into lane 0.
-  void (*segment)(const Block& block, std::int64_t begin, std::int64_t end, const State& state,
-                  void* scratch);
+  /// Then folds the kLanes sums of l into lane 0. `next`: the begin of the segment whose first keys are worth fetching
+  /// into the cache meanwhile, -1 = none; it does not touch results.
+  void (*segment)(const Block& block, std::int64_t begin, std::int64_t end, std::int64_t next,
+                  const State& state, void* scratch);
 
   /// Merges a segment's state into the running total of the rows.
   void (*fold)(int rows, int d_v, const State& segment, const State& total);

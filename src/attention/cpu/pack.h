@@ -31,39 +31,53 @@ constexpr int stored_bytes() {
   return kStorage == Storage::f32 ? 4 : 2;
 }
 
-// Row pointers of the keys in `wanted` (bit i = key begin + i); null for the others, whose pages are not looked at.
+template <Storage kStorage>
+constexpr int step_bytes() {
+  return stored_bytes<kStorage>() * (pair_dots<kStorage>() ? 2 : 1);
+}
+
+// Row pointers of the keys in `wanted` (bit i = key begin + i), which is not empty. The others, whose pages are not
+// looked at, get the row of one of those.
 BASIN_INLINE void find_rows(const KeyRows& keys, std::int64_t begin, std::uint64_t wanted,
                             const std::byte* (&row)[kTileKeys]) {
+  const auto is_wanted = [&](int i) { return ((wanted >> static_cast<unsigned>(i)) & 1) != 0; };
   if (keys.page_tokens == 0) {
     const std::byte* first = keys.base + begin * keys.row_bytes;
     for (int i = 0; i < kTileKeys; ++i) row[i] = first + i * keys.row_bytes;
-    if (~wanted == 0) return;
+  } else {
+    std::int64_t page = begin / keys.page_tokens;
+    std::int64_t slot = begin % keys.page_tokens;
     for (int i = 0; i < kTileKeys; ++i) {
-      if (((wanted >> static_cast<unsigned>(i)) & 1) == 0) row[i] = nullptr;
+      if (is_wanted(i)) row[i] = keys.base + keys.pages[page] * keys.page_bytes + slot * keys.row_bytes;
+      if (++slot == keys.page_tokens) {
+        slot = 0;
+        ++page;
+      }
     }
-    return;
   }
-  std::int64_t page = begin / keys.page_tokens;
-  std::int64_t slot = begin % keys.page_tokens;
+  if (~wanted == 0) return;
+  const std::byte* other = row[__builtin_ctzll(wanted)];
   for (int i = 0; i < kTileKeys; ++i) {
-    const bool want = ((wanted >> static_cast<unsigned>(i)) & 1) != 0;
-    row[i] = want ? keys.base + keys.pages[page] * keys.page_bytes + slot * keys.row_bytes : nullptr;
-    if (++slot == keys.page_tokens) {
-      slot = 0;
-      ++page;
-    }
+    if (!is_wanted(i)) row[i] = other;
   }
 }
 
 #if defined(__AVX512F__)
-// Transposes 16 rows of `columns` (16 or 8) 4-byte words; a null row counts as zeros. out[column][16].
-template <typename LoadRow>
-BASIN_INLINE void transpose_words(const LoadRow& load_row, int columns, float* out) {
+// Transposes 16 rows of kColumns (16 or 8) 4-byte words: column[c] holds word c of every row. Meanwhile, evenly spread,
+// calls meanwhile(Index<i>(), a register on the way) for i in [0, kMeanwhile).
+constexpr int kMeanwhile = 16;
+template <int kColumns, typename LoadRow, typename Meanwhile>
+BASIN_INLINE void transpose_words(const LoadRow& load_row, Array<F16, kColumns>& column,
+                                  const Meanwhile& meanwhile) {
   __m512i a[16], b[16];
-  unroll<16>([&](auto i) BASIN_LAMBDA { a[i] = load_row(i); });
+  unroll<16>([&](auto i) BASIN_LAMBDA {
+    a[i] = load_row(i);
+    if constexpr (i % 4 == 3) meanwhile(Index<i / 4>(), a[i]);
+  });
   unroll<8>([&](auto i) BASIN_LAMBDA {
     b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
     b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+    if constexpr (i % 2 == 1) meanwhile(Index<4 + i / 2>(), b[2 * i + 1]);
   });
   // a[4 q + c]: in 128-bit lane s, column 4 s + c of rows 4 q .. 4 q + 3.
   unroll<4>([&](auto q) BASIN_LAMBDA {
@@ -71,54 +85,63 @@ BASIN_INLINE void transpose_words(const LoadRow& load_row, int columns, float* o
     a[4 * q + 1] = _mm512_unpackhi_epi64(b[4 * q], b[4 * q + 2]);
     a[4 * q + 2] = _mm512_unpacklo_epi64(b[4 * q + 1], b[4 * q + 3]);
     a[4 * q + 3] = _mm512_unpackhi_epi64(b[4 * q + 1], b[4 * q + 3]);
+    meanwhile(Index<8 + q>(), a[4 * q + 3]);
   });
   unroll<4>([&](auto c) BASIN_LAMBDA {
-    const __m512i low01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);   // lanes 0 1 of rows 0-3, of rows 4-7
-    const __m512i high01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);  // lanes 2 3
+    const __m512i low01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x44);  // lanes 0 1 of rows 0-3, of rows 4-7
     const __m512i low23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x44);
-    const __m512i high23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
-    _mm512_storeu_si512(out + 16 * c, _mm512_shuffle_i32x4(low01, low23, 0x88));
-    _mm512_storeu_si512(out + 16 * (4 + c), _mm512_shuffle_i32x4(low01, low23, 0xdd));
-    if (columns == 16) {
-      _mm512_storeu_si512(out + 16 * (8 + c), _mm512_shuffle_i32x4(high01, high23, 0x88));
-      _mm512_storeu_si512(out + 16 * (12 + c), _mm512_shuffle_i32x4(high01, high23, 0xdd));
+    column[c].part[0].raw = _mm512_castsi512_ps(_mm512_shuffle_i32x4(low01, low23, 0x88));
+    column[4 + c].part[0].raw = _mm512_castsi512_ps(_mm512_shuffle_i32x4(low01, low23, 0xdd));
+    if constexpr (kColumns == 16) {
+      const __m512i high01 = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xee);  // lanes 2 3
+      const __m512i high23 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xee);
+      column[8 + c].part[0].raw = _mm512_castsi512_ps(_mm512_shuffle_i32x4(high01, high23, 0x88));
+      column[12 + c].part[0].raw = _mm512_castsi512_ps(_mm512_shuffle_i32x4(high01, high23, 0xdd));
     }
+    meanwhile(Index<12 + c>(), column[4 + c].part[0].raw);
   });
+}
+
+// kColumns (16 or 8) steps of one key, one per 4 bytes.
+template <Storage kStorage, int kColumns>
+BASIN_INLINE __m512i load_steps(const std::byte* p) {
+  if constexpr (kStorage == Storage::f32 || pair_dots<kStorage>()) {
+    return load_masked<std::uint32_t>(kColumns == 16 ? __mmask16{0xffff} : __mmask16{0xff}, p);
+  } else {
+    return _mm512_castps_si512(load_stored<kStorage>(p).part[0].raw);
+  }
+}
+
+// Calls body(s, Index<kColumns>()) for steps [s, s + kColumns), ascending; n is a multiple of 8.
+template <typename Body>
+BASIN_INLINE void each_columns(int n, const Body& body) {
+  int s = 0;
+  for (; s + 16 <= n; s += 16) body(s, Index<16>());
+  if (s < n) body(s, Index<8>());
 }
 
 // One group of 16 keys, `offset` bytes after each row pointer. out[steps][16].
 template <Storage kStorage>
 BASIN_INLINE void pack_group(const std::byte* const* row, std::ptrdiff_t offset, int d, float* out) {
-  const int n = steps<kStorage>(d);
-  for (int s = 0; s < n; s += 16) {
-    const int columns = n - s < 16 ? 8 : 16;  // n is a multiple of 8
-    transpose_words(
+  each_columns(steps<kStorage>(d), [&](int s, auto columns) BASIN_LAMBDA {
+    Array<F16, columns> column;
+    transpose_words<columns>(
         [&](auto i) BASIN_LAMBDA {
-          const std::byte* p = row[i];
-          if constexpr (kStorage == Storage::f32 || pair_dots<kStorage>()) {
-            const __mmask16 mask = p == nullptr    ? __mmask16{0}
-                                   : columns == 16 ? __mmask16{0xffff}
-                                                   : __mmask16{0xff};
-            return load_masked<std::uint32_t>(mask, p + offset + 4 * s);
-          } else {
-            return p == nullptr ? _mm512_setzero_si512()
-                                : _mm512_castps_si512(load_stored<kStorage>(p + offset + 2 * s).part[0].raw);
-          }
+          return load_steps<kStorage, columns>(row[i] + offset + step_bytes<kStorage>() * s);
         },
-        columns, out + 16 * s);
-  }
+        column, [](auto, auto&) {});
+    unroll<columns>([&](auto c) BASIN_LAMBDA { store(column[c], out + kLanes * (s + c)); });
+  });
 }
 #else
-// One group of 16 keys, four keys by four steps at a time. out[steps][16].
+// The same, four keys by four steps at a time.
 template <Storage kStorage>
 BASIN_INLINE void pack_group(const std::byte* const* row, std::ptrdiff_t offset, int d, float* out) {
   alignas(64) float wide[4][16];
   for (int key = 0; key < kLanes; key += 4) {
     for (int s = 0; s < d; s += 16) {
       for (int i = 0; i < 4; ++i) {
-        const std::byte* p = row[key + i];
-        store(p == nullptr ? set(0.0f) : load_stored<kStorage>(p + offset + stored_bytes<kStorage>() * s),
-              wide[i]);
+        store(load_stored<kStorage>(row[key + i] + offset + stored_bytes<kStorage>() * s), wide[i]);
       }
 #if HWY_TARGET == HWY_SCALAR
       for (int c = 0; c < 16; ++c) {
@@ -146,15 +169,13 @@ BASIN_INLINE void pack_group(const std::byte* const* row, std::ptrdiff_t offset,
 }
 #endif
 
-// Values as floats: out[key][d_v] for the keys with a row, `offset` bytes after its pointer.
+// Values as floats: out[key][d_v], `offset` bytes after each row pointer.
 template <Storage kStorage>
 BASIN_INLINE void widen_values(const std::byte* const* row, std::ptrdiff_t offset, int d_v, float* out) {
   for (int key = 0; key < kTileKeys; ++key) {
-    const std::byte* p = row[key];
-    if (p == nullptr) continue;
     float* to = out + static_cast<std::ptrdiff_t>(key) * d_v;
     for (int c = 0; c < d_v; c += kLanes)
-      store(load_stored<kStorage>(p + offset + stored_bytes<kStorage>() * c), to + c);
+      store(load_stored<kStorage>(row[key] + offset + stored_bytes<kStorage>() * c), to + c);
   }
 }
 
