@@ -75,7 +75,7 @@ std::string check_counts(const Forward& p, const sm90::Shape& shape) {
   }
   const sm90::Plan plan = sm90::plan(shape, 1);
   if (plan.path == sm90::Path::decode) {
-    const std::int64_t most = sm90::kCounters - sm90::kPrefillCounters;
+    const std::int64_t most = sm90::kMaxBlocks;
     if (p.batch > most / shape.h_kv) {
       return fmt::format("{} sequences with {} key heads are more than the {} pairs that decode on sm_90 has",
                          p.batch, shape.h_kv, most);

@@ -127,6 +127,28 @@ TEST_F(CudaAttentionBits, LongDecodeIsSplitWithoutTrace) {
   }
 }
 
+// Rows of more than 64 segments are folded by all CTAs when everything has been computed.
+TEST_F(CudaAttentionBits, VeryLongDecodeIsFoldedByEveryone) {
+  for (const std::int64_t d : {64, 128}) {
+    SCOPED_TRACE(d);
+    Shape shape;
+    shape.h_q = 4;
+    shape.h_kv = 1;
+    shape.d_qk = shape.d_v = d;
+    shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 8.0f};
+    shape.spec.mask = {.sink_tokens = 4};
+    const std::int64_t tokens = 70001;
+    const Bits prefill = run_bits(shape, {{3, 80, tokens}});
+    const std::vector<Part> long_and_short = {
+        {4, 1, 100}, {3, 1, tokens}, {5, 0, 7}, {3, 7, tokens}, {6, 2, 9000}};
+    const Bits first = run_bits(shape, long_and_short, {.page_tokens = 64});
+    EXPECT_EQ(first[1], prefill[79]);
+    for (std::size_t row = 0; row < 7; ++row) EXPECT_EQ(first[2 + row], prefill[73 + row]);
+    // The counters are as before: a second launch does the same.
+    EXPECT_SAME_BITS(run_bits(shape, long_and_short, {.page_tokens = 64}), first);
+  }
+}
+
 TEST_F(CudaAttentionBits, AloneOrInABatch) {
   const std::vector<Part> decode = {{1, 3, 200}, {2, 1, 3300}, {3, 0, 50},  {4, 8, 90},
                                     {5, 2, 0},   {6, 4, 2},    {8, 1, 1024}};

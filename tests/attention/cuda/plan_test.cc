@@ -69,7 +69,7 @@ TEST(AttentionCudaPlan, PrefillHasACtaForEachMultiprocessorAtMost) {
   Plan p = plan(shape(1, 8, 8, 128, 1000, 1000), kMultiprocessors);
   EXPECT_EQ(p.units, 8 * 8);
   EXPECT_EQ(p.ctas, 64);
-  EXPECT_EQ(p.workspace_bytes, 256u * 1024);
+  EXPECT_EQ(p.workspace_bytes, 512u * 1024);
   p = plan(shape(4, 32, 8, 128, 4096, 4096), kMultiprocessors);
   EXPECT_EQ(p.units, 4 * 32 * 32);
   EXPECT_EQ(p.ctas, kMultiprocessors);
@@ -77,7 +77,7 @@ TEST(AttentionCudaPlan, PrefillHasACtaForEachMultiprocessorAtMost) {
 
 // Running totals of wide heads lie in the workspace: those of every CTA, on any device.
 TEST(AttentionCudaPlan, TheWorkspaceHoldsTheTotalsOfWideHeads) {
-  constexpr std::size_t kCounterBytes = 256 * 1024, kOfOneCta = 128 * 256 * 4;
+  constexpr std::size_t kCounterBytes = 512 * 1024, kOfOneCta = 128 * 256 * 4;
   EXPECT_EQ(plan(shape(1, 8, 8, 256, 1000, 3000), kMultiprocessors).workspace_bytes,
             kCounterBytes + 64 * kOfOneCta);
   EXPECT_EQ(plan(shape(1, 8, 8, 256, 1000, 2048), kMultiprocessors).workspace_bytes, kCounterBytes)
@@ -96,6 +96,8 @@ TEST(AttentionCudaPlan, DecodeHasGangsOfOneCtaForEachKeyHead) {
   EXPECT_EQ(p.ctas, 64);  // 8 segments of 8 key heads
   p = plan(shape(1, 64, 8, 64, 1, 131072), kMultiprocessors);
   EXPECT_EQ(p.ctas, 2 * kMultiprocessors / 8 * 8);
+  p = plan(shape(1, 64, 8, 64, 4, 131072), kMultiprocessors);
+  EXPECT_EQ(p.ctas, kMultiprocessors / 8 * 8) << "32 rows need the registers of two";
   p = plan(shape(1, 5, 5, 64, 1, 131072), kMultiprocessors);
   EXPECT_EQ(p.ctas, 2 * kMultiprocessors / 5 * 5);
   p = plan(shape(1, 500, 500, 64, 1, 1), kMultiprocessors);
@@ -111,8 +113,8 @@ TEST(AttentionCudaPlan, TheWorkspaceHoldsEverySegmentOfEveryRow) {
       const Plan p = plan(shape(3, 16, 2, d, 2, max_kv), kMultiprocessors);
       const std::int64_t segment = d == 256 ? 2048 : 1024;
       const auto floats = static_cast<std::size_t>(3 * 2 * ((max_kv + segment - 1) / segment) * 16 * (d + 2));
-      EXPECT_EQ(p.workspace_bytes, 256u * 1024 + floats * 4);
-      EXPECT_EQ(p.counter_bytes, 256u * 1024);
+      EXPECT_EQ(p.workspace_bytes, 512u * 1024 + floats * 4);
+      EXPECT_EQ(p.counter_bytes, 512u * 1024);
       EXPECT_EQ(p.workspace_bytes, plan(shape(3, 16, 2, d, 2, max_kv), 1).workspace_bytes)
           << "not of the device";
     }

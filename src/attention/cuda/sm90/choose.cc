@@ -6,7 +6,10 @@
 namespace basin::attention::sm90 {
 namespace {
 
-constexpr int kDecodeCtasPerMultiprocessor = 2;
+/// As many as registers and shared memory hold (decode.cuh).
+int decode_ctas_per_multiprocessor(const Plan& plan) {
+  return plan.rows * plan.d_qk <= 1024 ? 2 : 1;
+}
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
   return (a + b - 1) / b;
@@ -61,7 +64,7 @@ Plan plan(const Shape& shape, int multiprocessors) {
   plan.units = product(product(shape.batch, shape.h_kv), plan.segments);
   // The kernel deals segments to gangs of h_kv CTAs, one for each key head.
   const std::int64_t gangs =
-      std::min(std::int64_t{kDecodeCtasPerMultiprocessor} * multiprocessors / shape.h_kv,
+      std::min(std::int64_t{decode_ctas_per_multiprocessor(plan)} * multiprocessors / shape.h_kv,
                product(shape.batch, plan.segments));
   plan.ctas = static_cast<int>(std::max<std::int64_t>(gangs, 1) * shape.h_kv);
   // A saved segment: accumulators, then (m, l), of every row.

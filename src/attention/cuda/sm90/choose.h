@@ -53,9 +53,11 @@ inline constexpr int kMaxSecondQueryRows = 16;
 /// Prefill CTAs whose running totals the workspace holds: one for each multiprocessor of the largest sm_90 chip.
 inline constexpr int kMaxPrefillCtas = 144;
 
-/// Counters at the start of the workspace: two of prefill, then one of decode for each (sequence, key head).
-inline constexpr std::int64_t kCounters = 65536;
-inline constexpr std::int64_t kPrefillCounters = 2;
+/// Counters at the start of the workspace: some for all CTAs, then for each block of decode rows, one for each (sequence, key
+/// head), its saved segments and a place in the queue of blocks to fold (fold_queue.cuh).
+inline constexpr std::int64_t kTicketCounters = 4;
+inline constexpr std::int64_t kMaxBlocks = 65534;
+inline constexpr std::int64_t kCounters = kTicketCounters + 2 * kMaxBlocks;
 
 enum class Path { prefill, decode };
 

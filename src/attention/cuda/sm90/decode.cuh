@@ -1,5 +1,6 @@
 // Attention of a few query rows over many keys. The segments of all sequences are dealt out evenly over gangs of CTAs (one CTA
-// per key head); rows that several gangs share are folded by the last of them to arrive.
+// per key head); rows that several gangs share are folded by the last of them to arrive, or, when they have many segments, at
+// the end by all CTAs.
 //
 // Keys lie in M and the query rows of a group in N, so that eight rows waste nothing: S^T = K Q^T and O^T += V^T P^T, with V and
 // P as MN-major operands. One warpgroup computes, one warp finds work and drives the copy engine through a ring of tiles that
@@ -7,6 +8,7 @@
 #pragma once
 
 #include "attention/cuda/sm90/arguments.h"
+#include "attention/cuda/sm90/fold_queue.cuh"
 #include "attention/cuda/sm90/instances.h"
 #include "attention/cuda/sm90/load.cuh"
 #include "attention/cuda/sm90/order.cuh"
@@ -42,7 +44,8 @@ struct Decode {
   struct Work {
     int sequence;  // -1: no work left
     int kv_head;
-    int first;  // tiles [first, end) of `walk`
+    int fold_row;  // -1: a segment; otherwise the row to fold
+    int first;     // tiles [first, end) of `walk`
     int end;
     SequenceRange range;
     TileWalk walk;
@@ -114,6 +117,15 @@ struct Decode {
     return max(walk_of(arguments, q_tokens, key_tokens(arguments, sequence)).count(), 1);
   }
 
+  /// Segments of one key head of a sequence.
+  __device__ __forceinline__ static int segments_of(const Arguments& arguments, int sequence) {
+    if (sequence >= arguments.batch) return 0;
+    const int q_tokens = query_tokens(arguments, sequence);
+    if (q_tokens == 0) return 0;
+    const TileWalk walk = walk_of(arguments, q_tokens, key_tokens(arguments, sequence));
+    return walk.count() > 0 ? segments_below(walk, segment_of(walk, walk.count() - 1) + 1) : 1;
+  }
+
   // ---------------------------------------------------------------------------------------------- loading
 
   /// The position of the loader in the ring and in the queue of work.
@@ -135,7 +147,7 @@ struct Decode {
         barrier_arrive(&shared.work_full[slot]);
       }
       ++turn;
-      if (work.sequence < 0) return;
+      if (work.sequence < 0 || work.fold_row >= 0) return;
       if (work.first == work.end && work.first_here) load_query(work);
       int page = page_at(work, work.first);
       for (int i = work.first; i < work.end; ++i) {
@@ -146,6 +158,11 @@ struct Decode {
         load<kDv>(v_map, work, key, page);
         page = next_page;
       }
+    }
+
+    /// Waits until everything that was queued is done.
+    __device__ __forceinline__ void drain() {
+      for (int i = max(turn - 2, 0); i < turn; ++i) barrier_wait(&shared.work_empty[i % 2], i / 2 % 2);
     }
 
     /// The page of this lane's box of tile i of the walk.
@@ -212,9 +229,41 @@ struct Decode {
       }
       start += together;
     }
+    issue_folds(loader);
     Work none{};
     none.sequence = -1;
     loader.issue(none);
+  }
+
+  /// Issues rows of blocks with many segments, until there are no more.
+  __device__ __forceinline__ static void issue_folds(Loader& loader) {
+    const Arguments& arguments = loader.arguments;
+    int blocks = 0;
+    for (int base = 0; base < arguments.batch; base += 32)
+      blocks += segments_of(arguments, base + loader.lane) > kSegmentsInLine ? arguments.h_kv : 0;
+    blocks = __reduce_add_sync(0xffffffffu, blocks);
+    if (blocks == 0) return;
+    loader.drain();
+    FoldQueue queue(arguments.counters, kRows);
+    for (;;) {
+      const int2 found = queue.take(blocks, loader.lane);
+      if (found.x < 0) break;
+      Work work;
+      work.sequence = found.x / arguments.h_kv;
+      work.kv_head = found.x % arguments.h_kv;
+      work.fold_row = found.y;
+      work.range = sequence_range(arguments, work.sequence);
+      work.segments = segments_of(arguments, work.sequence);
+      if (work.fold_row < work.range.q_tokens * (arguments.h_q / arguments.h_kv)) loader.issue(work);
+    }
+    loader.drain();
+    // The CTA that ends last returns the counters to 0.
+    std::uint32_t ended = 0;
+    if (loader.lane == 0) ended = counter_next(arguments.counters);
+    if (__shfl_sync(0xffffffffu, ended, 0) != gridDim.x - 1) return;
+    __syncwarp();
+    queue.reset(loader.lane);
+    if (loader.lane == 0) atomicExch(arguments.counters, 0u);
   }
 
   /// Issues the segments of one sequence that start in [begin, end) of the line. Its tiles start at `row`.
@@ -224,6 +273,7 @@ struct Decode {
     const Arguments& arguments = loader.arguments;
     Work work;
     work.sequence = sequence;
+    work.fold_row = -1;
     work.kv_head = static_cast<int>(blockIdx.x) % arguments.h_kv;
     work.range = sequence_range(arguments, sequence);
     work.walk = walk_of(arguments, work.range.q_tokens, work.range.kv_tokens);
@@ -386,6 +436,12 @@ struct Decode {
       barrier_wait(&shared.work_full[slot], turn / 2 % 2);
       const Work& work = shared.work[slot];
       if (work.sequence < 0) return;
+      if (work.fold_row >= 0) {
+        fold_row(arguments, shared, work, thread);
+        forget();
+        if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
+        continue;
+      }
       const int kv_tokens = work.range.kv_tokens;
       const int p_first = kv_tokens - work.range.q_tokens;
       const TileWalk unmasked = unmasked_tiles<kTile>(arguments, p_first, kv_tokens - 1, kv_tokens);
@@ -651,32 +707,116 @@ struct Decode {
     }
   }
 
-  /// Counts this CTA's segments of a shared row; the last CTA folds them all. The counter returns to 0.
+  __device__ __forceinline__ static std::int64_t block_of(const Arguments& arguments, const Work& work) {
+    return std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
+  }
+
+  /// Counts this CTA's segments of a shared block of rows; the last CTA folds them all, or puts the block into the queue.
   __device__ __forceinline__ static void arrive(const Arguments& arguments, Shared& shared, const Work& work,
                                                 int thread, int group) {
-    __threadfence();
-    named_barrier_sync(1, kConsumers);
+    named_barrier_sync(1, kConsumers);  // what all threads saved comes before what this one counts
     if (thread == 0) {
-      std::uint32_t* counter =
-          arguments.counters + kPrefillCounters + std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
+      const FoldQueue queue(arguments.counters, kRows);
+      std::uint32_t* saved = queue.saved(block_of(arguments, work));
       const int arrived =
-          static_cast<int>(atomicAdd(counter, static_cast<std::uint32_t>(work.here))) + work.here;
-      if (arrived == work.segments) atomicExch(counter, 0u);
-      __threadfence();
+          static_cast<int>(counter_add(saved, static_cast<std::uint32_t>(work.here))) + work.here;
+      if (arrived == work.segments) {
+        atomicExch(saved, 0u);
+        if (work.segments > kSegmentsInLine) queue.put(block_of(arguments, work));
+      }
       shared.arrived = arrived;
     }
+    if (work.segments > kSegmentsInLine) return;
     named_barrier_sync(1, kConsumers);
     if (shared.arrived == work.segments) combine(arguments, shared, work, thread, group);
   }
 
-  /// Folds the saved states of a row in ascending order and finishes it, sixteen segments at a time: their maxima and factors in
-  /// parallel, so that only one multiply-add per segment is serial. A thread owns four columns of some rows.
+  /// Folds the saved states of one row in ascending order and finishes it.
+  __device__ static void fold_row(const Arguments& arguments, Shared& shared, const Work& work, int thread) {
+    constexpr int kAtOnce = 128;  // segments, one for each thread
+    constexpr int kQuads = kDv / 4, kGroups = kConsumers / kQuads;
+    constexpr int kOwn = (kDv + kConsumers - 1) / kConsumers;  // columns of a thread
+    struct Staging {
+      float4 parts[kAtOnce][kQuads];
+      float4 factors[kAtOnce];  // a, b, l times b
+      float maxima[kConsumers / 32];
+    };
+    static_assert(sizeof(Staging) <= sizeof(shared.ring), "no tiles come any more: the ring is free");
+    static_assert(kAtOnce == kConsumers && kConsumers % kQuads == 0);
+    auto& staging = *reinterpret_cast<Staging*>(&shared.ring);
+    const int lane = thread % 32, warp = thread / 32;
+    const int group = arguments.h_q / arguments.h_kv;
+    const float* states = state_of(arguments, work, 0);
+    float o[kOwn] = {}, l = 0.0f, m = negative_infinity();
+#pragma unroll 1
+    for (int base = 0; base < work.segments; base += kAtOnce) {
+      const int here = min(work.segments - base, kAtOnce);
+      const float* chunk = states + std::int64_t{base} * kStateFloats;
+#pragma unroll
+      for (int i = 0; i < kAtOnce / kGroups; ++i) {
+        const int segment = i * kGroups + thread / kQuads, quad = thread % kQuads;
+        if (segment < here) {
+          copy_async(&staging.parts[segment][quad],
+                     chunk + std::int64_t{segment} * kStateFloats + work.fold_row * kDv + 4 * quad);
+        }
+      }
+      float2 sum = make_float2(negative_infinity(), 0.0f);
+      if (thread < here) {
+        sum = __ldcg(
+            reinterpret_cast<const float2*>(chunk + std::int64_t{thread} * kStateFloats + kRows * kDv) +
+            work.fold_row);
+      }
+      float most = sum.x;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const float other = __shfl_up_sync(0xffffffffu, most, step);
+        if (lane >= step) most = fmaxf(most, other);
+      }
+      if (lane == 31) staging.maxima[warp] = most;
+      named_barrier_sync(1, kConsumers);
+      float before = m;  // of everything below this warp's segments
+      for (int w = 0; w < warp; ++w) before = fmaxf(before, staging.maxima[w]);
+      float m_total = __shfl_up_sync(0xffffffffu, most, 1);
+      m_total = lane == 0 ? before : fmaxf(before, m_total);
+      const Fold fold = fold_of(m_total, sum.x);
+      staging.factors[thread] = make_float4(fold.a, fold.b, __fmul_rn(sum.y, fold.b), 0.0f);
+      for (int w = 0; w < kConsumers / 32; ++w) m = fmaxf(m, staging.maxima[w]);
+      copy_async_wait();
+      named_barrier_sync(1, kConsumers);
+#pragma unroll 8
+      for (int segment = 0; segment < here; ++segment) {
+        const float4 factors = staging.factors[segment];
+        const Fold next{0.0f, factors.x, factors.y};
+        l = __fmaf_rn(l, factors.x, factors.z);
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          const int column = i * kConsumers + thread;
+          if (column < kDv)
+            o[i] = folded(next, o[i], reinterpret_cast<const float*>(staging.parts[segment])[column]);
+        }
+      }
+      named_barrier_sync(1, kConsumers);
+    }
+    const int token = work.fold_row / group, head = work.kv_head * group + work.fold_row % group;
+    const Finish end = finish(m, l, sink_of(arguments, head));
+    if (thread == 0) write_lse(arguments, work, head, token, end);
+    auto* out =
+        static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int column = i * kConsumers + thread;
+      if (column < arguments.d_v) out[column] = T(output(o[i], end.factor));
+    }
+  }
+
+  /// Folds the saved states of all rows of a block in ascending order and finishes them, sixteen segments at a time: their maxima
+  /// and factors in parallel, so that only one multiply-add per segment is serial. A thread owns four columns of some rows.
   __device__ static void combine(const Arguments& arguments, Shared& shared, const Work& work, int thread,
                                  int group) {
     constexpr int kAtOnce = 16;
     constexpr int kQuads = kDv / 4;
     constexpr int kItems = (kRows * kQuads + kConsumers - 1) / kConsumers;
-    constexpr int kLoads = kItems > 4 ? 4 : kAtOnce;  // in flight per thread, as registers allow
+    constexpr int kLoads = kItems > 4 ? 4 : 8;  // in flight per thread, as registers allow
     struct Factors {
       float a, b;
       float l;  // the segment's l times b
@@ -694,6 +834,7 @@ struct Decode {
     if (thread < kRows) shared.rows[thread].m = negative_infinity();
     named_barrier_sync(1, kConsumers);
 
+#pragma unroll 1
     for (int base = 0; base < work.segments; base += kAtOnce) {
       const int here = min(work.segments - base, kAtOnce);
       // Half a warp per row, a lane per segment.

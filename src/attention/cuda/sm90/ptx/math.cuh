@@ -48,11 +48,27 @@ __device__ __forceinline__ std::uint32_t pack(float low, float high) {
   return bits;
 }
 
-/// Adds one to a counter in global memory with release and acquire order over the whole device; returns the old value.
-__device__ __forceinline__ std::uint32_t counter_next(std::uint32_t* counter) {
+/// Adds to a counter in global memory with release and acquire order over the whole device; returns the old value.
+__device__ __forceinline__ std::uint32_t counter_add(std::uint32_t* counter, std::uint32_t value) {
   std::uint32_t old;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(counter) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(counter), "r"(value)
+               : "memory");
   return old;
+}
+__device__ __forceinline__ std::uint32_t counter_next(std::uint32_t* counter) {
+  return counter_add(counter, 1);
+}
+/// Reads a counter, and sees what was written before it was (acquire).
+__device__ __forceinline__ std::uint32_t counter_read(const std::uint32_t* counter) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
+/// Writes one after everything before (release).
+__device__ __forceinline__ void counter_write(std::uint32_t* counter, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
 /// Tells the compiler that `value` is new at this point, so that nothing derived from it is computed earlier and kept.

@@ -47,6 +47,16 @@ __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+/// Starts a copy of 16 bytes from global to shared memory, past the L1 cache.
+__device__ __forceinline__ void copy_async(void* destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(destination)), "l"(source)
+               : "memory");
+}
+/// Waits for all copies that this thread started.
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /// Stores four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 point at the rows (16 bytes) of matrix i; register i
 /// of lane t holds elements 2 (t % 4) and the next of its row t / 4.
 __device__ __forceinline__ void store_matrices(void* row, const std::uint32_t (&x)[4]) {
