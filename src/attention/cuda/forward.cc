@@ -78,6 +78,8 @@ sm90::Arguments arguments_of(const Forward& p, const sm90::Shape& shape, const s
   void* after_counters = static_cast<unsigned char*>(workspace) + plan.counter_bytes;
   a.totals = static_cast<float4*>(after_counters);  // one path uses these, the other those
   a.states = static_cast<float*>(after_counters);
+  a.block_tokens = plan.block_tokens;
+  a.max_blocks = narrow(plan.blocks);
   a.max_segments = narrow(plan.segments);
   return a;
 }

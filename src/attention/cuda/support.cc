@@ -80,20 +80,27 @@ std::string check_counts(const Forward& p, const sm90::Shape& shape) {
       return fmt::format("{} sequences with {} key heads are more than the {} pairs that decode on sm_90 has",
                          p.batch, shape.h_kv, most);
     }
-    if (p.q_sink && plan.rows > sm90::kMaxSecondQueryRows) {
+    return {};
+  }
+  if (plan.path == sm90::Path::extend) {
+    if (p.batch > sm90::kMaxBlocks / shape.h_kv / plan.blocks) {
       return fmt::format(
-          "q_sink with {} query tokens of {} heads on each key head is {} rows; the sm_90 kernels "
-          "have a second query up to {}",
-          p.max_q_tokens, shape.h_q / shape.h_kv, p.max_q_tokens * (shape.h_q / shape.h_kv),
-          sm90::kMaxSecondQueryRows);
+          "q_sink with {} sequences of {} query tokens and {} key heads is {} blocks of {} rows for each; "
+          "the "
+          "sm_90 kernels have up to {} in all",
+          p.batch, p.max_q_tokens, shape.h_kv, plan.blocks, plan.rows, sm90::kMaxBlocks);
+    }
+    if (plan.units > kMaxUnits) {
+      return fmt::format(
+          "q_sink with {} sequences of up to {} keys is up to {} segments; the sm_90 kernels have up to {}",
+          p.batch, p.max_kv_tokens, plan.units, kMaxUnits);
     }
     return {};
   }
   if (p.q_sink) {
     return fmt::format(
-        "q_sink with {} query tokens of {} heads on each key head; the sm_90 kernels have a second "
-        "query up to {} rows of both together",
-        p.max_q_tokens, shape.h_q / shape.h_kv, sm90::kMaxSecondQueryRows);
+        "q_sink with {} query heads on each key head; the sm_90 kernels have a second query up to {}",
+        shape.h_q / shape.h_kv, sm90::kExtendRows);
   }
   if (plan.units > kMaxUnits) {
     return fmt::format(
@@ -117,6 +124,7 @@ sm90::Shape shape_of(const Forward& p) {
   shape.max_q_tokens = p.max_q_tokens;
   shape.max_kv_tokens = p.max_kv_tokens;
   shape.softcap = p.spec.softcap > 0;
+  shape.second_query = static_cast<bool>(p.q_sink);
   return shape;
 }
 

@@ -45,6 +45,28 @@ TEST(AttentionCudaPlan, FewRowsDecodeAndManyPrefill) {
   EXPECT_EQ(path_and_rows(8, 0, 64), "decode8");
 }
 
+TEST(AttentionCudaPlan, ASecondQueryWithManyRowsExtends) {
+  Shape s = shape(2, 16, 2, 64, 100, 5000);
+  s.second_query = true;
+  Plan p = plan(s, kMultiprocessors);
+  EXPECT_EQ(p.path, Path::extend);
+  EXPECT_EQ(p.block_tokens, 8);
+  EXPECT_EQ(p.rows, 64);
+  EXPECT_EQ(p.blocks, 13);
+  EXPECT_EQ(p.segments, 5);
+  EXPECT_EQ(p.units, 2 * 2 * 13 * 5);
+  EXPECT_EQ(p.workspace_bytes, 512u * 1024 + 2 * 2 * 13 * 5 * 64 * 66 * 4);
+  s.max_q_tokens = 3;
+  p = plan(s, kMultiprocessors);
+  EXPECT_EQ(p.path, Path::extend);
+  EXPECT_EQ(p.rows, 24);
+  s.max_q_tokens = 2;
+  EXPECT_EQ(plan(s, kMultiprocessors).path, Path::decode);
+  s = shape(1, 65, 1, 64, 1, 5000);
+  s.second_query = true;
+  EXPECT_EQ(plan(s, kMultiprocessors).path, Path::prefill) << "support refuses it";
+}
+
 TEST(AttentionCudaPlan, HeadSizesRunOnTheNextLargerInstance) {
   const auto sizes = [](std::int64_t d_qk, std::int64_t d_v) {
     const HeadSizes* found = find_head_sizes(d_qk, d_v);
@@ -157,6 +179,15 @@ TEST(AttentionCudaPlan, EveryPlanHasItsKernel) {
             kernels.push_back(instance.kernel);
         }
         EXPECT_EQ(kernels.size(), sizes.decode_rows > 32 ? 5u : 4u);
+        Shape second = shape(1, 8, 1, 8, 1000, 5000);
+        second.d_qk = sizes.d_qk;
+        second.d_v = sizes.d_v;
+        second.second_query = true;
+        const Plan p = plan(second, kMultiprocessors);
+        const Instance extend = find_instance(p, dtype, softcap);
+        EXPECT_EQ(std::count(kernels.begin(), kernels.end(), extend.kernel), 0);
+        EXPECT_GE(extend.rows, p.rows);
+        EXPECT_LE(extend.shared_bytes, kSharedBytesOfAnSm);
       }
     }
   }

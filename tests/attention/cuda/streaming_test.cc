@@ -60,6 +60,56 @@ TEST_F(CudaAttentionStreaming, InCachePositionsUseTheSecondQuery) {
   }
 }
 
+// A stream reads its prompt in chunks with both queries, too: same rows, same bits as one token at a time.
+TEST_F(CudaAttentionStreaming, ChunksWithASecondQuery) {
+  for (const DType dtype : kStorages) {
+    for (const Heads& heads : kHeads) {
+      for (const std::int64_t sink_tokens : {4, 130, 1024}) {
+        Shape shape;
+        shape.d_qk = heads.d_qk;
+        shape.d_v = heads.d_v;
+        shape.dtype = dtype;
+        shape.h_q = 12;
+        shape.h_kv = 2;
+        shape.q_sink = true;
+        shape.sink_logit = std::vector<float>(12, 0.5f);
+        shape.spec.mask = {.window = 700, .sink_tokens = sink_tokens};
+        if (sink_tokens == 130) shape.spec.softcap = 3;
+        const std::string what = fmt::format("{} {}, {} sink tokens", name(dtype), text(heads), sink_tokens);
+        SCOPED_TRACE(what);
+        const std::vector<Part> parts = {{0, 40, 2500}, {1, 11, 260}, {2, 70, 70},
+                                         {3, 0, 9},     {4, 1, 0},    {5, 12, 5}};
+        expect_accurate(shape, parts, {.page_tokens = 16}, what);
+        const Bits chunks = run_bits(shape, parts, {.page_tokens = 16});
+        const Bits one = run_bits(shape, {{0, 1, 2500}, {1, 1, 260}, {2, 1, 70}}, {.page_tokens = 64});
+        EXPECT_EQ(chunks[39], one[0]);
+        EXPECT_EQ(chunks[50], one[1]);
+        EXPECT_EQ(chunks[120], one[2]);
+        EXPECT_TRUE(run_bits(shape, parts, {.page_tokens = 16}) == chunks) << "a second launch";
+      }
+    }
+  }
+}
+
+// Many segments: folded at the end, by all CTAs. Equal queries are one query, which prefill takes.
+TEST_F(CudaAttentionStreaming, LongChunksWithASecondQuery) {
+  for (const std::int64_t d : {64, 128}) {
+    Shape shape;
+    shape.d_qk = shape.d_v = d;
+    shape.h_kv = 1;
+    shape.spec.mask = {.sink_tokens = 200};
+    shape.source = [](Kind kind, std::int64_t s, std::int64_t p, std::int64_t h, std::int64_t i) {
+      return noise(kind == Kind::q_sink ? Kind::q : kind, s, p, h, i);
+    };
+    Shape second = shape;
+    second.q_sink = true;
+    const std::vector<Part> parts = {{0, 100, 30000}, {1, 20, 17000}, {2, 9, 900}};
+    const Bits want = run_bits(shape, parts);
+    EXPECT_TRUE(run_bits(second, parts, {.page_tokens = 64}) == want) << d;
+    EXPECT_TRUE(run_bits(second, parts) == want) << d;
+  }
+}
+
 TEST_F(CudaAttentionStreaming, TheSecondQueryChangesSinkKeysOnly) {
   Shape shape;
   shape.spec.mask = {.window = 300, .sink_tokens = 4};

@@ -156,12 +156,17 @@ TEST(AttentionCudaSupport, RefusesByName) {
       {"max_q_tokens is 1073741824", [](Forward& p) { p.max_q_tokens = 1 << 30; }},
       {"batch is 1073741824", [](Forward& p) { p.batch = 1 << 30; }},
       {"32768 sequences with 2 key heads are more than the 65534 pairs", [](Forward& p) { p.batch = 32768; }},
-      {"q_sink with 5 query tokens of 4 heads on each key head is 20 rows",
-       [](Forward& p) { p.q_sink = p.q; }},
-      {"q_sink with 50 query tokens",
+      {"q_sink with 30000 sequences of 20 query tokens and 2 key heads is 2 blocks of 64 rows for each",
        [](Forward& p) {
          p.q_sink = p.q;
-         p.max_q_tokens = 50;
+         p.batch = 30000;
+         p.max_q_tokens = 20;
+       }},
+      {"q_sink with 2 sequences of up to 1073741823 keys",
+       [](Forward& p) {
+         p.q_sink = p.q;
+         p.max_q_tokens = 10000;
+         p.max_kv_tokens = (1 << 30) - 1;
        }},
       {"blocks of 192 rows",
        [](Forward& p) {
@@ -185,13 +190,19 @@ TEST(AttentionCudaSupport, RefusesByName) {
     EXPECT_THAT(supported(paged(page_tokens)), HasSubstr("page_tokens is " + std::to_string(page_tokens)));
 }
 
-TEST(AttentionCudaSupport, TheSecondQueryExistsForFewRows) {
+TEST(AttentionCudaSupport, TheSecondQueryExistsForAnyTokens) {
   Forward p = ragged();
   p.q_sink = p.q;
-  p.max_q_tokens = 4;
-  EXPECT_EQ(supported(p), "");
+  for (const std::int64_t tokens : {1, 4, 5, 5000}) {
+    p.max_q_tokens = tokens;
+    EXPECT_EQ(supported(p), "");
+  }
   p.q_sink.dtype = DType::f16;
   EXPECT_THAT(supported(p), HasSubstr("q_sink is f16 and q is bf16"));
+  p = ragged();
+  p.q = p.q_sink = contiguous<const void*>(somewhere<const void>(), DType::bf16, {10, 130, 64});
+  p.out = contiguous<void*>(somewhere<void>(), DType::bf16, {10, 130, 64});
+  EXPECT_THAT(supported(p), HasSubstr("q_sink with 65 query heads on each key head"));
 }
 
 void expect_invalid(const Forward& p, const std::string& words) {

@@ -44,6 +44,18 @@ Plan plan(const Shape& shape, int multiprocessors) {
   plan.tile_keys = sizes.tile_keys;
   plan.counter_bytes = kCounters * sizeof(std::uint32_t);
   plan.workspace_bytes = plan.counter_bytes;
+  if (shape.second_query && group <= kExtendRows && q_tokens > kMaxSecondQueryRows / group) {
+    plan.path = Path::extend;
+    plan.block_tokens = static_cast<int>(std::min(q_tokens, kExtendRows / group));
+    plan.rows = static_cast<int>(plan.block_tokens * group);
+    plan.blocks = divide_up(q_tokens, plan.block_tokens);
+    plan.segments = std::max<std::int64_t>(divide_up(shape.max_kv_tokens, sizes.segment_keys), 1);
+    plan.units = product(product(product(shape.batch, shape.h_kv), plan.blocks), plan.segments);
+    plan.ctas = grid(plan.units, multiprocessors);
+    plan.workspace_bytes +=
+        static_cast<std::size_t>(product(plan.units, 4 * state_floats(plan.rows, plan.d_v)));
+    return plan;
+  }
   // (Divided, not multiplied: max_q_tokens may be any upper bound.)
   if (q_tokens > sizes.decode_rows / group) {
     plan.path = Path::prefill;

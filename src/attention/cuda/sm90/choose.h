@@ -18,6 +18,7 @@ struct Shape {
   std::int64_t max_q_tokens = 0;
   std::int64_t max_kv_tokens = 0;
   bool softcap = false;
+  bool second_query = false;  // in-cache positions
 };
 
 /// Head sizes that are compiled, and what they were compiled for.
@@ -49,17 +50,23 @@ const HeadSizes* find_head_sizes(std::int64_t d_qk, std::int64_t d_v);
 inline constexpr int kDecodeRows[] = {8, 16, 32, 64};
 /// Decode kernels up to this many rows also hold the second query of in-cache positions.
 inline constexpr int kMaxSecondQueryRows = 16;
+/// Query rows of an extend CTA: query heads of a group times some tokens.
+inline constexpr int kExtendRows = 64;
+/// Floats of a state that extend saves: accumulators, then (m, l) of every row, aligned to 16 bytes.
+constexpr std::int64_t state_floats(std::int64_t rows, std::int64_t d_v) {
+  return (rows * (d_v + 2) + 3) / 4 * 4;
+}
 
 /// Prefill CTAs whose running totals the workspace holds: one for each multiprocessor of the largest sm_90 chip.
 inline constexpr int kMaxPrefillCtas = 144;
 
-/// Counters at the start of the workspace: some for all CTAs, then for each block of decode rows, one for each (sequence, key
-/// head), its saved segments and a place in the queue of blocks to fold (fold_queue.cuh).
+/// Counters at the start of the workspace: some for all CTAs, then for each block of rows of decode (one for each
+/// sequence and key head) and extend its saved segments and a place in the queue of blocks to fold (fold_queue.cuh).
 inline constexpr std::int64_t kTicketCounters = 4;
 inline constexpr std::int64_t kMaxBlocks = 65534;
 inline constexpr std::int64_t kCounters = kTicketCounters + 2 * kMaxBlocks;
 
-enum class Path { prefill, decode };
+enum class Path { prefill, decode, extend };
 
 struct Plan {
   Path path = Path::prefill;
@@ -69,7 +76,9 @@ struct Plan {
   int rows = 0;                     // query rows of a CTA
   std::int64_t units = 0;           // pieces of work, at most
   int ctas = 0;                     // grid
-  std::int64_t segments = 0;        // decode: of one row, at most
+  std::int64_t segments = 0;        // decode, extend: of one row, at most
+  int block_tokens = 0;             // extend: query tokens of a block of rows
+  std::int64_t blocks = 1;          // extend: of one sequence, at most
   std::size_t counter_bytes = 0;    // the part of the workspace that starts as zero
   std::size_t workspace_bytes = 0;  // does not depend on the device
 };

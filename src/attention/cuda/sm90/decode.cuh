@@ -8,6 +8,7 @@
 #pragma once
 
 #include "attention/cuda/sm90/arguments.h"
+#include "attention/cuda/sm90/fold.cuh"
 #include "attention/cuda/sm90/fold_queue.cuh"
 #include "attention/cuda/sm90/instances.h"
 #include "attention/cuda/sm90/load.cuh"
@@ -437,7 +438,7 @@ struct Decode {
       const Work& work = shared.work[slot];
       if (work.sequence < 0) return;
       if (work.fold_row >= 0) {
-        fold_row(arguments, shared, work, thread);
+        fold_queued_row(arguments, shared, work, thread);
         forget();
         if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
         continue;
@@ -731,82 +732,24 @@ struct Decode {
     if (shared.arrived == work.segments) combine(arguments, shared, work, thread, group);
   }
 
-  /// Folds the saved states of one row in ascending order and finishes it.
-  __device__ static void fold_row(const Arguments& arguments, Shared& shared, const Work& work, int thread) {
-    constexpr int kAtOnce = 128;  // segments, one for each thread
-    constexpr int kQuads = kDv / 4, kGroups = kConsumers / kQuads;
-    constexpr int kOwn = (kDv + kConsumers - 1) / kConsumers;  // columns of a thread
-    struct Staging {
-      float4 parts[kAtOnce][kQuads];
-      float4 factors[kAtOnce];  // a, b, l times b
-      float maxima[kConsumers / 32];
-    };
-    static_assert(sizeof(Staging) <= sizeof(shared.ring), "no tiles come any more: the ring is free");
-    static_assert(kAtOnce == kConsumers && kConsumers % kQuads == 0);
-    auto& staging = *reinterpret_cast<Staging*>(&shared.ring);
-    const int lane = thread % 32, warp = thread / 32;
+  /// Folds one row of a block from the queue and finishes it. No tiles come any more: the ring is free.
+  __device__ static void fold_queued_row(const Arguments& arguments, Shared& shared, const Work& work,
+                                         int thread) {
     const int group = arguments.h_q / arguments.h_kv;
-    const float* states = state_of(arguments, work, 0);
-    float o[kOwn] = {}, l = 0.0f, m = negative_infinity();
-#pragma unroll 1
-    for (int base = 0; base < work.segments; base += kAtOnce) {
-      const int here = min(work.segments - base, kAtOnce);
-      const float* chunk = states + std::int64_t{base} * kStateFloats;
-#pragma unroll
-      for (int i = 0; i < kAtOnce / kGroups; ++i) {
-        const int segment = i * kGroups + thread / kQuads, quad = thread % kQuads;
-        if (segment < here) {
-          copy_async(&staging.parts[segment][quad],
-                     chunk + std::int64_t{segment} * kStateFloats + work.fold_row * kDv + 4 * quad);
-        }
-      }
-      float2 sum = make_float2(negative_infinity(), 0.0f);
-      if (thread < here) {
-        sum = __ldcg(
-            reinterpret_cast<const float2*>(chunk + std::int64_t{thread} * kStateFloats + kRows * kDv) +
-            work.fold_row);
-      }
-      float most = sum.x;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const float other = __shfl_up_sync(0xffffffffu, most, step);
-        if (lane >= step) most = fmaxf(most, other);
-      }
-      if (lane == 31) staging.maxima[warp] = most;
-      named_barrier_sync(1, kConsumers);
-      float before = m;  // of everything below this warp's segments
-      for (int w = 0; w < warp; ++w) before = fmaxf(before, staging.maxima[w]);
-      float m_total = __shfl_up_sync(0xffffffffu, most, 1);
-      m_total = lane == 0 ? before : fmaxf(before, m_total);
-      const Fold fold = fold_of(m_total, sum.x);
-      staging.factors[thread] = make_float4(fold.a, fold.b, __fmul_rn(sum.y, fold.b), 0.0f);
-      for (int w = 0; w < kConsumers / 32; ++w) m = fmaxf(m, staging.maxima[w]);
-      copy_async_wait();
-      named_barrier_sync(1, kConsumers);
-#pragma unroll 8
-      for (int segment = 0; segment < here; ++segment) {
-        const float4 factors = staging.factors[segment];
-        const Fold next{0.0f, factors.x, factors.y};
-        l = __fmaf_rn(l, factors.x, factors.z);
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) {
-          const int column = i * kConsumers + thread;
-          if (column < kDv)
-            o[i] = folded(next, o[i], reinterpret_cast<const float*>(staging.parts[segment])[column]);
-        }
-      }
-      named_barrier_sync(1, kConsumers);
-    }
     const int token = work.fold_row / group, head = work.kv_head * group + work.fold_row % group;
-    const Finish end = finish(m, l, sink_of(arguments, head));
-    if (thread == 0) write_lse(arguments, work, head, token, end);
-    auto* out =
-        static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
+    fold_row<kDv, kConsumers, sizeof(shared.ring)>(
+        state_of(arguments, work, 0), kStateFloats, kRows, work.fold_row, work.segments, &shared.ring, thread,
+        [&](float m, float l, const auto& o) {
+          const Finish end = finish(m, l, sink_of(arguments, head));
+          if (thread == 0) write_lse(arguments, work, head, token, end);
+          auto* out = static_cast<T*>(arguments.out) +
+                      out_index(arguments, work.sequence, work.range.q_row, head, token);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int column = i * kConsumers + thread;
-      if (column < arguments.d_v) out[column] = T(output(o[i], end.factor));
-    }
+          for (int i = 0; i < (kDv + kConsumers - 1) / kConsumers; ++i) {
+            const int column = i * kConsumers + thread;
+            if (column < arguments.d_v) out[column] = T(output(o[i], end.factor));
+          }
+        });
   }
 
   /// Folds the saved states of all rows of a block in ascending order and finishes them, sixteen segments at a time: their maxima

@@ -14,6 +14,7 @@ namespace {
 template <typename T, int kDqk, int kDv, bool kCap>
 Instance of_path(const Plan& plan) {
   if (plan.path == Path::prefill) return prefill_instance<T, kDqk, kDv, kCap>();
+  if (plan.path == Path::extend) return extend_instance<T, kDqk, kDv, kCap>();
   switch (plan.rows) {
     case 8:
       return decode_instance<T, kDqk, kDv, 8, kCap>();

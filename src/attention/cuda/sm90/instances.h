@@ -22,6 +22,10 @@ Instance prefill_instance();
 template <typename T, int kDqk, int kDv, int kRows, bool kCap>
 Instance decode_instance();
 
+/// Attention of blocks of query rows over segments of the keys: extend.cuh.
+template <typename T, int kDqk, int kDv, bool kCap>
+Instance extend_instance();
+
 /// The kernel of a plan for tensors of `dtype` (bf16 or f16).
 Instance find_instance(const Plan& plan, DType dtype, bool softcap);
 

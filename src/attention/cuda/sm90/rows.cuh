@@ -60,23 +60,25 @@ __device__ __forceinline__ void mask_row(float (&x)[kCount], int r, std::uint32_
   }
 }
 
-/// The largest scores of a thread's two rows among the keys [kFrom, kTo). Both rows at once, so that one hides the latencies
-/// of the other.
-template <int kFrom, int kTo, int kCount>
+/// The largest scores among the keys [kFrom, kTo) of a thread's rows, or of the first alone. Both rows at once, so that one
+/// hides the latencies of the other.
+template <int kFrom, int kTo, int kThreadRows = 2, int kCount>
 __device__ __forceinline__ void row_maxima(const float (&x)[kCount], float (&most)[2]) {
   constexpr int kBegin = kFrom / 2, kEnd = kTo / 2;
   float pairs[2][2];
 #pragma unroll
   for (int i = kBegin; i < kEnd; ++i) {
+    if (i / 2 % 2 >= kThreadRows) continue;
     float& pair = pairs[i / 2 % 2][i % 2];
     pair = i < kBegin + 4 ? x[i] : fmaxf(pair, x[i]);
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) most[r] = fmaxf(pairs[r][0], pairs[r][1]);
+  for (int r = 0; r < kThreadRows; ++r) most[r] = fmaxf(pairs[r][0], pairs[r][1]);
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], step));
+    for (int r = 0; r < kThreadRows; ++r)
+      most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], step));
   }
 }
 

@@ -34,6 +34,12 @@ __device__ __forceinline__ void wgmma_touch(float (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void wgmma_touch(std::uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
 enum class Major { k, mn };  // which index of an operand in shared memory is contiguous
 
 /// Describes an operand whose rows of 128 bytes lie in the 128-byte swizzle that the copy engine writes.
