@@ -440,6 +440,7 @@ struct Decode {
       if (work.fold_row >= 0) {
         fold_queued_row(arguments, shared, work, thread);
         forget();
+        __syncwarp();  // `work` has been read
         if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
         continue;
       }
