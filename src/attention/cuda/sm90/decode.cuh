@@ -127,6 +127,50 @@ struct Decode {
     return walk.count() > 0 ? segments_below(walk, segment_of(walk, walk.count() - 1) + 1) : 1;
   }
 
+  /// The line in which the tiles of all sequences stand, and the gangs that share it.
+  struct Line {
+    std::int64_t total;
+    int gangs;
+
+    /// Where the share of a gang begins, and that of the one before it ends.
+    __device__ __forceinline__ std::int64_t begin(int gang) const { return total * gang / gangs; }
+    /// The gang in whose share `tile` lies.
+    __device__ __forceinline__ int gang_of(std::int64_t tile) const {
+      return static_cast<int>(((tile + 1) * gangs - 1) / total);
+    }
+  };
+
+  /// Whether one gang has all segments of a sequence, whose tiles start at `row` of the line.
+  __device__ __forceinline__ static bool is_whole(const Arguments& arguments, const Line& line, int sequence,
+                                                  std::int64_t row) {
+    const TileWalk walk =
+        walk_of(arguments, query_tokens(arguments, sequence), key_tokens(arguments, sequence));
+    const int last_segment = walk.count() > 0 ? segment_of(walk, walk.count() - 1) : 0;
+    const int last_start = walk.count() > 0 ? tiles_below(walk, last_segment * kSegmentTiles) : 0;
+    return row + last_start < line.begin(line.gang_of(row) + 1);
+  }
+
+  /// Blocks that will be in the queue: those of many segments that no CTA has whole.
+  __device__ __forceinline__ static int queued_blocks(const Arguments& arguments, const Line& line,
+                                                      int lane) {
+    int blocks = 0;
+    std::int64_t start = 0;  // of the sequences under the lanes
+    for (int base = 0; base < arguments.batch; base += 32) {
+      const int weight = weight_of(arguments, base + lane);
+      int sum = weight;
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) sum += other;
+      }
+      if (segments_of(arguments, base + lane) > kSegmentsInLine &&
+          !(kFolds && is_whole(arguments, line, base + lane, start + sum - weight))) {
+        blocks += arguments.h_kv;
+      }
+      start += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    return __reduce_add_sync(0xffffffffu, blocks);
+  }
+
   // ---------------------------------------------------------------------------------------------- loading
 
   /// The position of the loader in the ring and in the queue of work.
@@ -211,8 +255,9 @@ struct Decode {
     for (int base = 0; base < arguments.batch; base += 32) {
       total += __reduce_add_sync(0xffffffffu, weight_of(arguments, base + lane));
     }
-    const std::int64_t begin = gang < gangs ? total * gang / gangs : total;
-    const std::int64_t end = gang < gangs ? total * (gang + 1) / gangs : total;
+    const Line line{total, gangs};
+    const std::int64_t begin = gang < gangs ? line.begin(gang) : total;
+    const std::int64_t end = gang < gangs ? line.begin(gang + 1) : total;
 
     Loader loader{arguments, shared, q_map, q_sink_map, k_map, v_map, lane};
     std::int64_t start = 0;  // of the sequences under the lanes
@@ -230,19 +275,16 @@ struct Decode {
       }
       start += together;
     }
-    issue_folds(loader);
+    issue_folds(loader, line);
     Work none{};
     none.sequence = -1;
     loader.issue(none);
   }
 
   /// Issues rows of blocks with many segments, until there are no more.
-  __device__ __forceinline__ static void issue_folds(Loader& loader) {
+  __device__ __forceinline__ static void issue_folds(Loader& loader, const Line& line) {
     const Arguments& arguments = loader.arguments;
-    int blocks = 0;
-    for (int base = 0; base < arguments.batch; base += 32)
-      blocks += segments_of(arguments, base + loader.lane) > kSegmentsInLine ? arguments.h_kv : 0;
-    blocks = __reduce_add_sync(0xffffffffu, blocks);
+    const int blocks = queued_blocks(arguments, line, loader.lane);
     if (blocks == 0) return;
     loader.drain();
     FoldQueue queue(arguments.counters, kRows);
