@@ -109,7 +109,7 @@ void forward(const Forward& p, void* workspace, std::size_t bytes, CUstream_st* 
   const sm90::Instance instance = sm90::find_instance(plan, shape.dtype, shape.softcap);
   prepare(instance, device);
   sm90::Arguments arguments = arguments_of(p, shape, plan, workspace);
-  // A prefill CTA holds rows of one head; a decode CTA holds all heads of a group for as many tokens as fit.
+  // A prefill CTA holds rows of one head; the others hold all heads of a group for as many tokens as fit.
   const int q_heads = plan.path == sm90::Path::prefill ? 1 : arguments.h_q / arguments.h_kv;
   CUtensorMap q_map = sm90::tensor_map(p.q, plan.rows / q_heads, q_heads, workspace);
   CUtensorMap q_sink_map =

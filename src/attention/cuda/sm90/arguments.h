@@ -48,10 +48,11 @@ struct Arguments {
 
   std::uint32_t* counters = nullptr;  // zero before the first launch, and left zero
   float4* totals = nullptr;           // prefill of wide heads: [ctas] running totals
-  float* states = nullptr;            // decode: [batch, h_kv, max_segments] states of `rows` rows each
+  float* states = nullptr;            // decode: [batch, h_kv, max_segments] states
+                                      // extend: [batch, max_blocks, h_kv, max_segments]
   int block_tokens = 0;               // extend: query tokens of a block of rows
   int max_blocks = 0;                 // extend: of one sequence
-  int max_segments = 0;               // decode: of one row
+  int max_segments = 0;               // decode, extend: of one row
 };
 
 }  // namespace basin::attention::sm90

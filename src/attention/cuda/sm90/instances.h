@@ -11,7 +11,7 @@ struct Instance {
   const void* kernel;
   int threads;
   int shared_bytes;
-  int rows;  // query rows (of one head, or of a group in decode) that one CTA holds
+  int rows;  // query rows (prefill: of one head; else of a group) that one CTA holds
 };
 
 /// Attention over blocks of query rows: prefill.cuh.

@@ -1,4 +1,4 @@
-// The reduction order on sm_90, and the only place that knows its arithmetic. Prefill, decode and combine call these
+// The reduction order on sm_90, and the only place that knows its arithmetic. Prefill, decode, extend and all folds call these
 // functions, so they agree bit for bit. Changing anything here changes results: it is a breaking change.
 //
 // Units: m and x are scores in units of log2 (score * scale * log2 e). Every function is written with explicit rounding.

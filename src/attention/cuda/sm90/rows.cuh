@@ -1,4 +1,4 @@
-// Arithmetic of query rows in M, shared by prefill and decode. A warpgroup holds 64 rows, a warp 16 of them, a thread rows g and
+// Arithmetic of query rows in M, shared by prefill and extend. A warpgroup holds 64 rows, a warp 16 of them, a thread rows g and
 // g + 8 of its warp's (g = lane / 4) and of each eight keys or columns the two from 2 (lane % 4) on.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The bulk tensor copy engine: loads of boxes of a 4-D tensor into shared memory.
+// The bulk tensor copy engine: boxes of a 4-D tensor into shared memory and back. Also asynchronous copies of single threads and
+// the stores of matrices that it reads.
 #pragma once
 
 #include <cuda.h>
