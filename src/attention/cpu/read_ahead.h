@@ -78,7 +78,7 @@ class ReadAhead {
 
  private:
   static constexpr unsigned kWindows = 4 * kGroups;
-  static constexpr int kAheadLines = 128;
+  static constexpr int kAheadLines = 96;
 
   BASIN_INLINE const std::byte* piece(unsigned window, int head) const {
     return first_[window % kWindows] + head * head_bytes_[window / kGroups % 2];
