@@ -149,6 +149,21 @@ TEST_F(CudaAttentionBits, VeryLongDecodeIsFoldedByEveryone) {
   }
 }
 
+// With more long sequences than CTAs, some are whole in one CTA and some are shared, in one launch.
+TEST_F(CudaAttentionBits, LongRowsWholeAndShared) {
+  Shape shape;
+  shape.h_q = 4;
+  shape.h_kv = 1;
+  const std::int64_t lengths[] = {66000, 68000, 70000};
+  std::vector<Part> parts;
+  for (std::size_t i = 0; i < 300; ++i) parts.push_back({1, 1, lengths[i % 3]});
+  const Layout layout{.page_tokens = 64, .shared_keys = true};
+  const Bits together = run_bits(shape, parts, layout);
+  std::vector<Bits> alone;
+  for (const std::int64_t tokens : lengths) alone.push_back(run_bits(shape, {{1, 1, tokens}}, layout));
+  for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_EQ(together[i], alone[i % 3][0]) << i;
+}
+
 TEST_F(CudaAttentionBits, AloneOrInABatch) {
   const std::vector<Part> decode = {{1, 3, 200}, {2, 1, 3300}, {3, 0, 50},  {4, 8, 90},
                                     {5, 2, 0},   {6, 4, 2},    {8, 1, 1024}};

@@ -51,6 +51,11 @@ class CudaAttentionGraph : public CudaTest {
       // Same keys, other queries and lengths.
       expect_success(cudaMemcpy(device.q.data(), fresh.q.data(), std::min(device.q.bytes(), fresh.q.bytes()),
                                 cudaMemcpyDeviceToDevice));
+      if (shape.q_sink) {
+        expect_success(cudaMemcpy(device.q_sink.data(), fresh.q_sink.data(),
+                                  std::min(device.q_sink.bytes(), fresh.q_sink.bytes()),
+                                  cudaMemcpyDeviceToDevice));
+      }
       expect_success(cudaMemcpy(device.q_begin.data(), fresh.q_begin.data(), fresh.q_begin.bytes(),
                                 cudaMemcpyDeviceToDevice));
       expect_success(cudaMemcpy(device.kv_tokens.data(), fresh.kv_tokens.data(), fresh.kv_tokens.bytes(),
@@ -105,6 +110,17 @@ TEST_F(CudaAttentionGraph, PrefillOfWideHeadsReplaysWithOtherLengths) {
   expect_replays(
       shape, {{1, 150, 4500}, {2, 150, 4500}},
       {{{1, 150, 4500}, {2, 10, 2100}}, {{1, 0, 0}, {2, 150, 300}}, {{1, 1, 4097}, {2, 150, 4500}}});
+}
+
+TEST_F(CudaAttentionGraph, ExtendReplaysWithOtherLengths) {
+  Shape shape;
+  shape.q_sink = true;
+  shape.spec.mask = {.sink_tokens = 130};
+  expect_replays(shape, {{1, 40, 18000}, {2, 40, 3000}, {3, 40, 3000}},
+                 {{{1, 40, 18000}, {2, 40, 2999}, {3, 7, 1024}},
+                  {{1, 40, 17}, {2, 0, 0}, {3, 40, 40}},
+                  {{1, 1, 1}, {2, 0, 100}, {3, 40, 3000}},
+                  {{1, 40, 18000}, {2, 40, 3000}, {3, 40, 3000}}});
 }
 
 // An error says what is wrong and launches nothing.

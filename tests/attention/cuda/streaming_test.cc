@@ -110,6 +110,20 @@ TEST_F(CudaAttentionStreaming, LongChunksWithASecondQuery) {
   }
 }
 
+// More key heads than the chip has multiprocessors, and groups whose states need padding.
+TEST_F(CudaAttentionStreaming, ManyHeadsWithASecondQuery) {
+  const std::pair<std::int64_t, std::int64_t> heads[] = {{300, 150}, {33, 1}, {63, 1}, {64, 1}};
+  for (const auto& [h_q, h_kv] : heads) {
+    Shape shape;
+    shape.h_q = h_q;
+    shape.h_kv = h_kv;
+    shape.q_sink = true;
+    shape.spec.mask = {.window = 300, .sink_tokens = 70};
+    expect_accurate(shape, {{0, 12, 1300}, {1, 3, 40}}, {.page_tokens = 16},
+                    fmt::format("{} on {} heads", h_q, h_kv));
+  }
+}
+
 TEST_F(CudaAttentionStreaming, TheSecondQueryChangesSinkKeysOnly) {
   Shape shape;
   shape.spec.mask = {.window = 300, .sink_tokens = 4};
