@@ -18,6 +18,7 @@
 #include "attention/cuda/sm90/ptx/barrier.cuh"
 #include "attention/cuda/sm90/ptx/tma.cuh"
 #include "attention/cuda/sm90/ptx/wgmma.cuh"
+#include "attention/cuda/sm90/rows.cuh"
 #include "attention/cuda/sm90/sequence.cuh"
 #include "attention/cuda/sm90/walk.cuh"
 
@@ -146,7 +147,7 @@ struct Decode {
   __device__ static void consume(const Arguments& arguments, Shared& shared) {
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
-    const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+    const int warp = uniform(thread / 32);
     const int g = lane / 4, c = lane % 4;
     const int group = arguments.h_q / arguments.h_kv;
     const auto sync = [] { named_barrier_sync(1, kConsumers); };
@@ -194,7 +195,7 @@ struct Decode {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) l[i] = 0.0f;
 
-      const int first = __shfl_sync(0xffffffffu, work.first, 0), end = __shfl_sync(0xffffffffu, work.end, 0);
+      const int first = uniform(work.first), end = uniform(work.end);
       float s[kHalves][kRows / 2];
       if (first < end) {
         start_scores(arguments, shared, work, first, next, buffer, s);
@@ -202,7 +203,7 @@ struct Decode {
         next.advance();
       }
       for (int at = first; at < end; ++at) {
-        const int tile = __shfl_sync(0xffffffffu, work.walk.tile(at), 0);
+        const int tile = uniform(work.walk.tile(at));
         const int key = tile * kTile;
         const RingPlace<kSlots> place = next;  // of the values
         next.advance();
@@ -594,7 +595,7 @@ __global__ void __launch_bounds__((DecodeLayout<T, kDqk, kDv, kRows, kCap>::kThr
   using D = DecodeLayout<T, kDqk, kDv, kRows, kCap>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename D::Shared*>(memory);
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   if (threadIdx.x == D::kConsumers) {
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);

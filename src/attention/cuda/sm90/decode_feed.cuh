@@ -20,10 +20,6 @@ struct DecodeFeed {
                        kSlots = L::kSlots;
   static constexpr bool kFolds = L::kFolds;
 
-  /// Tiles of a walk below `tile`.
-  __device__ __forceinline__ static int tiles_below(const TileWalk& walk, int tile) {
-    return min(tile, walk.sink_tiles) + min(max(tile - walk.first, 0), walk.last - walk.first);
-  }
   __device__ __forceinline__ static int segment_of(const TileWalk& walk, int i) {
     return walk.tile(i) / kSegmentTiles;
   }
@@ -75,7 +71,7 @@ struct DecodeFeed {
     const TileWalk walk =
         walk_of(arguments, query_tokens(arguments, sequence), key_tokens(arguments, sequence));
     const int last_segment = walk.count() > 0 ? segment_of(walk, walk.count() - 1) : 0;
-    const int last_start = walk.count() > 0 ? tiles_below(walk, last_segment * kSegmentTiles) : 0;
+    const int last_start = walk.count() > 0 ? walk.below(last_segment * kSegmentTiles) : 0;
     return row + last_start < line.begin(line.gang_of(row) + 1);
   }
 
@@ -86,11 +82,7 @@ struct DecodeFeed {
     std::int64_t start = 0;  // of the sequences under the lanes
     for (int base = 0; base < arguments.batch; base += 32) {
       const int weight = weight_of(arguments, base + lane);
-      int sum = weight;
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
-      }
+      const int sum = sum_to_lane(weight, lane);
       if (segments_of(arguments, base + lane) > kSegmentsInLine &&
           !(kFolds && is_whole(arguments, line, base + lane, start + sum - weight))) {
         blocks += arguments.h_kv;
@@ -251,18 +243,18 @@ struct DecodeFeed {
     const int count = work.walk.count();
     const int last_segment = count > 0 ? segment_of(work.walk, count - 1) : 0;
     work.segments = count > 0 ? segments_below(work.walk, last_segment + 1) : 1;
-    const int last_start = count > 0 ? tiles_below(work.walk, last_segment * kSegmentTiles) : 0;
+    const int last_start = count > 0 ? work.walk.below(last_segment * kSegmentTiles) : 0;
     // The first segment that starts at `begin` or later.
     int i = static_cast<int>(max(begin - row, std::int64_t{0}));
-    if (i > 0 && tiles_below(work.walk, segment_of(work.walk, i) * kSegmentTiles) < i) {
-      i = tiles_below(work.walk, (segment_of(work.walk, i) + 1) * kSegmentTiles);
+    if (i > 0 && work.walk.below(segment_of(work.walk, i) * kSegmentTiles) < i) {
+      i = work.walk.below((segment_of(work.walk, i) + 1) * kSegmentTiles);
     }
     work.whole = kFolds && i == 0 && row + last_start < end;
     work.here = 0;
     while (i < tiles && row + i < end) {
       const int segment = count > 0 ? segment_of(work.walk, i) : 0;
       work.first = i;
-      work.end = count > 0 ? tiles_below(work.walk, (segment + 1) * kSegmentTiles) : 0;
+      work.end = count > 0 ? work.walk.below((segment + 1) * kSegmentTiles) : 0;
       work.ordinal = count > 0 ? segments_below(work.walk, segment) : 0;
       work.first_here = work.here == 0;
       ++work.here;

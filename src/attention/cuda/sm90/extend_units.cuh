@@ -41,10 +41,6 @@ __device__ __forceinline__ std::int64_t block_number(const Arguments& arguments,
 /// Counts the units of sequences and describes them.
 template <int kTile, int kSegmentTiles>
 struct UnitFinder {
-  /// Tiles of a walk below `tile`.
-  __device__ __forceinline__ static int tiles_below(const TileWalk& walk, int tile) {
-    return min(tile, walk.sink_tiles) + min(max(tile - walk.first, 0), walk.last - walk.first);
-  }
   /// Segments that hold tiles: [0, sinks) and [first, last).
   struct Segments {
     int sinks, first, last;
@@ -112,8 +108,8 @@ struct UnitFinder {
     Unit unit = describe_block(arguments, sequence, index % blocks, kv_head);
     unit.ordinal = index / blocks;
     const int segment = segments.at(unit.ordinal);
-    unit.first = tiles_below(unit.walk, segment * kSegmentTiles);
-    unit.end = tiles_below(unit.walk, (segment + 1) * kSegmentTiles);
+    unit.first = unit.walk.below(segment * kSegmentTiles);
+    unit.end = unit.walk.below((segment + 1) * kSegmentTiles);
     return unit;
   }
 };
@@ -194,11 +190,7 @@ class UnitSource {
   /// Reads the units of 32 sequences.
   __device__ __forceinline__ void read() {
     units_ = Finder::units_of(arguments_, first_sequence_ + lane_);
-    int sum = units_;
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, sum, step);
-      if (lane_ >= step) sum += other;
-    }
+    const int sum = sum_to_lane(units_, lane_);
     before_ = sum - units_;
     together_ = __shfl_sync(0xffffffffu, sum, 31);
   }

@@ -203,13 +203,12 @@ struct Prefill {
         for (int i = 0; i < kDv / 8; ++i) {
           if (i > 0 && i % kTotalsAtOnce == 0) __syncwarp();
           const float4 t = total[i][at.lane];
-          total[i][at.lane] =
-              make_float4(sm90::folded(low, t.x, o[4 * i]), sm90::folded(low, t.y, o[4 * i + 1]),
-                          sm90::folded(high, t.z, o[4 * i + 2]), sm90::folded(high, t.w, o[4 * i + 3]));
+          total[i][at.lane] = make_float4(folded(low, t.x, o[4 * i]), folded(low, t.y, o[4 * i + 1]),
+                                          folded(high, t.z, o[4 * i + 2]), folded(high, t.w, o[4 * i + 3]));
         }
         if (at.lane % 4 == 0) {
-          sums[0] = {low.m, sm90::folded(low, low_total.l, done[0].l)};
-          sums[8] = {high.m, sm90::folded(high, high_total.l, done[8].l)};
+          sums[0] = {low.m, folded(low, low_total.l, done[0].l)};
+          sums[8] = {high.m, folded(high, high_total.l, done[8].l)};
         }
       }
       __syncwarp();
@@ -227,8 +226,8 @@ struct Prefill {
       fold[0] = fold_of(low_total.m, end[0].m);
       fold[1] = fold_of(high_total.m, end[1].m);
       if constexpr (kTotalsInShared) fold_last_columns(at, fold, 0, kDv / 8);
-      end[0] = {fold[0].m, sm90::folded(fold[0], low_total.l, end[0].l)};
-      end[1] = {fold[1].m, sm90::folded(fold[1], high_total.l, end[1].l)};
+      end[0] = {fold[0].m, folded(fold[0], low_total.l, end[0].l)};
+      end[1] = {fold[1].m, folded(fold[1], high_total.l, end[1].l)};
     }
     /// Eights of columns [begin, end) of it, in o.
     __device__ __forceinline__ void fold_last_columns(const Place& at, const Fold (&fold)[2], int begin,
@@ -238,10 +237,10 @@ struct Prefill {
       for (int i = begin; i < end; ++i) {
         if (i > begin && (i - begin) % kTotalsAtOnce == 0) __syncwarp();
         const float4 t = total[i][at.lane];
-        o[4 * i] = sm90::folded(fold[0], t.x, o[4 * i]);
-        o[4 * i + 1] = sm90::folded(fold[0], t.y, o[4 * i + 1]);
-        o[4 * i + 2] = sm90::folded(fold[1], t.z, o[4 * i + 2]);
-        o[4 * i + 3] = sm90::folded(fold[1], t.w, o[4 * i + 3]);
+        o[4 * i] = folded(fold[0], t.x, o[4 * i]);
+        o[4 * i + 1] = folded(fold[0], t.y, o[4 * i + 1]);
+        o[4 * i + 2] = folded(fold[1], t.z, o[4 * i + 2]);
+        o[4 * i + 3] = folded(fold[1], t.w, o[4 * i + 3]);
       }
     }
 
@@ -361,7 +360,8 @@ struct Prefill {
     }
 
     /// A first tile that holds a few sink tokens and nothing else takes one step of keys instead of eight: the others would
-    /// multiply zeros, and leaving them out changes no bit. Runs beside the scores of the next tile, `skipped` tiles on.
+    /// multiply zeros, and leaving them out changes no bit. Its O += P V runs beside the scores of the next tile, `skipped`
+    /// tiles on.
     __device__ __forceinline__ void narrow_tile(int skipped) {
       float x[kStepKeys / 2];
       std::uint32_t w[1][4];
@@ -382,8 +382,7 @@ struct Prefill {
     __device__ __forceinline__ void walk(const Part& part, const TileWalk& block) {
       const TileWalk walk = uniform(part.walk);
       const TileWalk unmasked = uniform(part.unmasked);
-      const int flags = __shfl_sync(
-          0xffffffffu, (part.narrow ? 1 : 0) | (part.first_high ? 2 : 0) | (part.last_low ? 4 : 0), 0);
+      const int flags = uniform((part.narrow ? 1 : 0) | (part.first_high ? 2 : 0) | (part.last_low ? 4 : 0));
       restart();
       wgmma_touch(o);  // zeros now, not when products are running
       folds = 0;
@@ -471,7 +470,7 @@ struct Prefill {
       auto* staging = reinterpret_cast<unsigned char*>(&shared.own[at.warp]);
       const int row = lane / 8 % 2 * 8 + lane % 8;  // that this lane addresses, of columns 8 j or 8 j + 8
       const int first = work.first_token + at.warp * 16;
-      const int rows = __shfl_sync(0xffffffffu, work.range.q_tokens - first, 0);
+      const int rows = uniform(work.range.q_tokens - first);
 #pragma unroll
       for (int staged = 0; staged < kDv / kBlockColumns; staged += kStagedBlocks) {
         if (!kTotalsInShared && folds > 0)
@@ -539,7 +538,7 @@ struct Prefill {
       const int slot = turn % 2;
       barrier_wait(&shared.work_full[slot], turn / 2 % 2);
       const Work& work = shared.work[slot];
-      if (__shfl_sync(0xffffffffu, work.sequence, 0) < 0) break;
+      if (uniform(work.sequence) < 0) break;
       consumer.work = &work;
       const TileWalk block = uniform(work.walk);
       if (block.count() > 0) {
@@ -563,8 +562,7 @@ __global__ void __launch_bounds__((PrefillLayout<T, kDqk, kDv, kCap>::kThreads),
   using Feed = PrefillFeed<P>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename P::Shared*>(memory);
-  const int warp =
-      __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);  // uniform, and known to be
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   if (threadIdx.x == 0) {
     tma_prefetch_map(&q_map);
     tma_prefetch_map(&k_map);

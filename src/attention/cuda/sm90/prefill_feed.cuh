@@ -31,11 +31,7 @@ struct PrefillFeed {
     __device__ __forceinline__ void read(const Arguments& arguments, int lane) {
       const int sequence = first_sequence + lane;
       blocks = sequence < arguments.batch ? (query_tokens(arguments, sequence) + kRows - 1) / kRows : 0;
-      int sum = blocks;
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
-      }
+      const int sum = sum_to_lane(blocks, lane);
       before = sum - blocks;
       together = __shfl_sync(0xffffffffu, sum, 31);
     }

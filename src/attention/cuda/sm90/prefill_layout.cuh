@@ -81,7 +81,7 @@ struct PrefillLayout {
     float4 sums[kParksSums ? kConsumers : 1];
     Barrier q_full, q_empty;
     Barrier k_full[kStages], k_empty[kStages];
-    Barrier v_full[kStages], v_empty[kStages + 1];  // (the last one is for nobody: see `running`)
+    Barrier v_full[kStages], v_empty[kStages + 1];  // (the last one is for nobody: see `running_stage`)
     Barrier v_loaded[kStages];  // an edge tile has arrived and waits for its dead rows to be cleared
     Barrier work_full[2], work_empty[2];
     Work work[2];

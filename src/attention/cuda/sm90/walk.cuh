@@ -38,6 +38,10 @@ struct TileWalk {
   __device__ __forceinline__ bool has(int tile) const {
     return tile < sink_tiles || (tile >= first && tile < last);
   }
+  /// Tiles of the walk below `tile`, which need not be one of them.
+  __device__ __forceinline__ int below(int tile) const {
+    return min(tile, sink_tiles) + min(max(tile - first, 0), last - first);
+  }
 };
 
 /// Rows at positions p_first..p_last. Every bound of row_keys grows with p, so the ends of the block suffice.

@@ -71,6 +71,15 @@ __device__ __forceinline__ void counter_write(std::uint32_t* counter, std::uint3
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
 }
 
+/// The sum of `value` over this lane of the warp and those below it. All lanes call it together.
+__device__ __forceinline__ int sum_to_lane(int value, int lane) {
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xffffffffu, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
 /// Tells the compiler that `value` is new at this point, so that nothing derived from it is computed earlier and kept.
 __device__ __forceinline__ void recompute_from(int& value) {
   asm volatile("" : "+r"(value));
