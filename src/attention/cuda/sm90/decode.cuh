@@ -381,16 +381,6 @@ struct Decode {
 
   // ------------------------------------------------------------------------------------------------ output
 
-  __device__ __forceinline__ static float sink_of(const Arguments& arguments, int head) {
-    return arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + head);
-  }
-  __device__ __forceinline__ static void write_lse(const Arguments& arguments, const Work& work, int head,
-                                                   int token, const Finish& row) {
-    const std::int64_t at = lse_index(arguments, work.sequence, work.range.q_row, head, token);
-    if (arguments.lse != nullptr) arguments.lse[at] = row.lse;
-    if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[at] = row.lse_with_sink;
-  }
-
   /// Finishes rows that this CTA holds whole.
   __device__ __forceinline__ static void write_row(const Arguments& arguments, const Work& work,
                                                    const RowSum (&rows)[kColumns],
@@ -401,7 +391,7 @@ struct Decode {
       const int token = row_of(i, c) / group, head = work.kv_head * group + row_of(i, c) % group;
       if (token >= work.range.q_tokens) continue;
       const Finish row = finish(rows[i].m, rows[i].l, sink_of(arguments, head));
-      if (warp == 0 && g == 0) write_lse(arguments, work, head, token, row);
+      if (warp == 0 && g == 0) write_lse(arguments, work.sequence, work.range.q_row, head, token, row);
       auto* out =
           static_cast<T*>(arguments.out) + out_index(arguments, work.sequence, work.range.q_row, head, token);
 #pragma unroll
@@ -477,7 +467,7 @@ struct Decode {
         state_of(arguments, work, 0), kStateFloats, kRows, work.fold_row, work.segments, &shared.ring, thread,
         [&](float m, float l, const auto& o) {
           const Finish end = finish(m, l, sink_of(arguments, head));
-          if (thread == 0) write_lse(arguments, work, head, token, end);
+          if (thread == 0) write_lse(arguments, work.sequence, work.range.q_row, head, token, end);
           auto* out = static_cast<T*>(arguments.out) +
                       out_index(arguments, work.sequence, work.range.q_row, head, token);
 #pragma unroll
@@ -573,7 +563,7 @@ struct Decode {
       if (row >= rows) continue;
       const int token = row / group, head = work.kv_head * group + row % group;
       const Finish end = finish(shared.rows[row].m, l[i], sink_of(arguments, head));
-      if (quad == 0) write_lse(arguments, work, head, token, end);
+      if (quad == 0) write_lse(arguments, work.sequence, work.range.q_row, head, token, end);
       if (quad * 4 < arguments.d_v) {
         auto* out = static_cast<T*>(arguments.out) +
                     out_index(arguments, work.sequence, work.range.q_row, head, token);

@@ -55,14 +55,9 @@ struct BlockState {
   __device__ __forceinline__ void finish_row(int row, float m, float l, bool writes_lse,
                                              const Store& store) const {
     const int token = unit.first_token + row / group, head = unit.kv_head * group + row % group;
-    const float sink =
-        arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + head);
-    const Finish end = finish(m, l, sink);
-    if (writes_lse && arguments.writes_lse) {
-      const std::int64_t at = lse_index(arguments, unit.sequence, unit.range.q_row, head, token);
-      if (arguments.lse != nullptr) arguments.lse[at] = end.lse;
-      if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[at] = end.lse_with_sink;
-    }
+    const Finish end = finish(m, l, sink_of(arguments, head));
+    if (writes_lse && arguments.writes_lse)
+      write_lse(arguments, unit.sequence, unit.range.q_row, head, token, end);
     store(static_cast<T*>(arguments.out) + out_index(arguments, unit.sequence, unit.range.q_row, head, token),
           end.factor);
   }

@@ -451,8 +451,7 @@ struct Prefill {
       fold_last(end, fold);
       const Place at;
       const int lane = at.lane;
-      const float sink =
-          arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + work.head);
+      const float sink = sink_of(arguments, work.head);
       float factor[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -460,9 +459,7 @@ struct Prefill {
         factor[r] = row.factor;
         const int token = work.first_token + at.row() + 8 * r;
         if (arguments.writes_lse && lane % 4 == 0 && token < work.range.q_tokens) {
-          const std::int64_t i = lse_index(arguments, work.sequence, work.range.q_row, work.head, token);
-          if (arguments.lse != nullptr) arguments.lse[i] = row.lse;
-          if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[i] = row.lse_with_sink;
+          write_lse(arguments, work.sequence, work.range.q_row, work.head, token, row);
         }
       }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/cuda/sm90/arguments.h"
+#include "attention/cuda/sm90/order.cuh"
 
 namespace basin::attention::sm90 {
 
@@ -37,6 +38,19 @@ __device__ __forceinline__ std::int64_t lse_index(const Arguments& arguments, in
                                                   int head, int token) {
   return (arguments.q_begin == nullptr ? sequence * arguments.lse_batch : 0) + head * arguments.lse_head +
          q_row + token;
+}
+
+/// The sink logit of a query head; -inf where there is none.
+__device__ __forceinline__ float sink_of(const Arguments& arguments, int head) {
+  return arguments.sink_logit == nullptr ? negative_infinity() : __ldg(arguments.sink_logit + head);
+}
+
+/// Writes those log-sum-exps of a row that the caller wants.
+__device__ __forceinline__ void write_lse(const Arguments& arguments, int sequence, int q_row, int head,
+                                          int token, const Finish& row) {
+  const std::int64_t at = lse_index(arguments, sequence, q_row, head, token);
+  if (arguments.lse != nullptr) arguments.lse[at] = row.lse;
+  if (arguments.lse_with_sink != nullptr) arguments.lse_with_sink[at] = row.lse_with_sink;
 }
 
 /// The first element of the output row of query `token` of a sequence.
