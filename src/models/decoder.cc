@@ -25,6 +25,7 @@ struct Layer {
 // Activations of one pass, kept from pass to pass so that a decode step allocates nothing.
 struct Workspace {
   std::vector<float> x, normed, q, k, v, attended, gate, up, logits;
+  std::vector<float> lse, lse_with_sink;  // for observers only
   std::vector<std::byte> q_rotated, q_sink_rotated;
 
   static float* floats(std::vector<float>& buffer, std::int64_t count) {
@@ -65,9 +66,13 @@ class Decoder : public Model {
     const Rotations rotations = rotate_tables(chunk, cache.policy());
     kv::Step step(cache, tokens);
     attention::Ran ran{};
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
+    PassObserver* const observer = options.observer;
+    const std::span<float> x(work_.x.data(), static_cast<std::size_t>(tokens * config_.hidden));
+    const std::int64_t resumed = observer == nullptr ? 0 : observer->resume(x);
+    for (auto i = static_cast<std::size_t>(resumed); i < layers_.size(); ++i) {
       ran = attend(static_cast<std::int64_t>(i), tokens, rotations, cache, options, pool);
       feed_forward(layers_[i], tokens, options.compute, pool);
+      if (observer != nullptr) observer->finished(static_cast<std::int64_t>(i), x);
     }
     const std::int64_t first = options.rows == LogitsRows::all    ? 0
                                : options.rows == LogitsRows::last ? tokens - 1
@@ -188,7 +193,12 @@ class Decoder : public Model {
     problem.v = cache.values(index);
     float* attended = Workspace::floats(work_.attended, tokens * q_width);
     problem.out = view(static_cast<void*>(attended), DType::f32, c.h_q);
+    if (options.observer != nullptr) {
+      problem.lse = Workspace::floats(work_.lse, tokens * c.h_q);
+      problem.lse_with_sink = Workspace::floats(work_.lse_with_sink, tokens * c.h_q);
+    }
     const attention::Ran ran = attention::forward(problem, options.attention_backend, pool);
+    if (options.observer != nullptr) options.observer->attended(index, problem, pool);
     add_product(attended, q_width, layer.o, tokens, options.compute, pool);
     return ran;
   }

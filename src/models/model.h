@@ -53,10 +53,24 @@ struct Chunk {
 /// Which rows of logits a pass produces.
 enum class LogitsRows { none, last, all };
 
+/// Looks into a pass layer by layer: for those who study attention. What it is given lives until it returns.
+class PassObserver {
+ public:
+  virtual ~PassObserver() = default;
+  /// Before the first layer. Layers below the returned number are not run: `x` [tokens, hidden], the residual stream, is
+  /// then what the observer wrote into it. The cache lacks those layers, so nothing may be read after such a pass.
+  virtual std::int64_t resume(std::span<float> x) = 0;
+  /// After a layer's attention: the problem as it ran, with lse and lse_with_sink and keys on pages.
+  virtual void attended(std::int64_t layer, const attention::Forward& problem, ThreadPool& pool) = 0;
+  /// After the whole layer.
+  virtual void finished(std::int64_t layer, std::span<const float> x) = 0;
+};
+
 struct PassOptions {
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
   LogitsRows rows = LogitsRows::all;
+  PassObserver* observer = nullptr;  // may be null
 };
 
 /// `first_row` counts from the chunk's first token.

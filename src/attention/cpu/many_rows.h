@@ -36,6 +36,26 @@ BASIN_INLINE void score_groups(const Block& block, int row, const void* queries,
   }
 }
 
+// Raw scores of R rows, from `row` on, in the groups [first, last) of one tile, by the query that each key is read with.
+template <Storage kStorage, int R>
+BASIN_INLINE void score_rows(const Block& block, const Tile& tile, int row, int first, int last,
+                             Matrix<float, R, kTileKeys>& x) {
+  const std::int64_t sinks =
+      block.q_sink == nullptr ? 0 : block.sink_tokens - tile.begin;  // sink keys in this tile
+  if (sinks <= 0) return score_groups<kStorage, R>(block, row, block.q, tile, first, last, x);
+  score_groups<kStorage, R>(block, row, block.q_sink, tile, first, last, x);
+  if (sinks >= kTileKeys) return;
+  alignas(64) Matrix<float, R, kTileKeys> other;
+  score_groups<kStorage, R>(block, row, block.q, tile, first, last, other);
+  const std::uint64_t sink_bits = bits(0, sinks);
+  for (int r = 0; r < R; ++r) {
+    for (int g = first; g < last; ++g) {
+      const std::uint32_t lanes = group_bits(sink_bits, g);
+      store(choose(lanes, load(x[r] + g * kLanes), load(other[r] + g * kLanes)), x[r] + g * kLanes);
+    }
+  }
+}
+
 // R rows, from `row` on, against one tile.
 template <Storage kStorage, int R>
 void tile_rows(const Block& block, const Tile& tile, int row, const State& state) {
@@ -51,24 +71,7 @@ void tile_rows(const Block& block, const Tile& tile, int row, const State& state
   const int last = end_group(any);
 
   alignas(64) Matrix<float, R, kTileKeys> x;
-  const std::int64_t sinks =
-      block.q_sink == nullptr ? 0 : block.sink_tokens - tile.begin;  // sink keys in this tile
-  if (sinks <= 0) {
-    score_groups<kStorage, R>(block, row, block.q, tile, first, last, x);
-  } else {
-    score_groups<kStorage, R>(block, row, block.q_sink, tile, first, last, x);
-    if (sinks < kTileKeys) {
-      alignas(64) Matrix<float, R, kTileKeys> other;
-      score_groups<kStorage, R>(block, row, block.q, tile, first, last, other);
-      const std::uint64_t sink_bits = bits(0, sinks);
-      for (int r = 0; r < R; ++r) {
-        for (int g = first; g < last; ++g) {
-          const std::uint32_t lanes = group_bits(sink_bits, g);
-          store(choose(lanes, load(x[r] + g * kLanes), load(other[r] + g * kLanes)), x[r] + g * kLanes);
-        }
-      }
-    }
-  }
+  score_rows<kStorage, R>(block, tile, row, first, last, x);
 
   Array<float, R> rescale;
   softmax_rows<kStorage>(block, {mask, R}, R, first, last, x, state.m + row,
@@ -91,10 +94,19 @@ BASIN_INLINE void touch(const std::byte* const (&row)[kTileKeys], std::int64_t r
   }
 }
 
+// Transposes the keys of a found tile.
+template <Storage kStorage>
+BASIN_INLINE void pack_tile(const Found& found, int d_qk, float* keys) {
+  const int n = steps<kStorage>(d_qk);
+  touch(found.key, d_qk * stored_bytes<kStorage>());
+  for (int g = first_group(found.any); g < end_group(found.any); ++g) {
+    pack_group<kStorage>(found.key + g * kLanes, 0, d_qk, keys + static_cast<std::ptrdiff_t>(g) * n * kLanes);
+  }
+}
+
 template <Storage kStorage>
 void many_rows(const Block& block, std::int64_t begin, std::int64_t end, const State& state, void* memory) {
   ManyRowsScratch& scratch = *static_cast<ManyRowsScratch*>(memory);
-  const int n = steps<kStorage>(block.d_qk);
   const std::byte* widened[kTileKeys];
   for (int i = 0; i < kTileKeys; ++i) {
     widened[i] =
@@ -105,12 +117,8 @@ void many_rows(const Block& block, std::int64_t begin, std::int64_t end, const S
   found.mask = scratch.mask;
   while (find_tile(block, begin, end, found)) {
     begin = found.begin + kTileKeys;
-    touch(found.key, block.d_qk * stored_bytes<kStorage>());
+    pack_tile<kStorage>(found, block.d_qk, scratch.keys);
     touch(found.value, block.d_v * stored_bytes<kStorage>());
-    for (int g = first_group(found.any); g < end_group(found.any); ++g) {
-      pack_group<kStorage>(found.key + g * kLanes, 0, block.d_qk,
-                           scratch.keys + static_cast<std::ptrdiff_t>(g) * n * kLanes);
-    }
     if (kStorage != Storage::f32) widen_values<kStorage>(found.value, 0, block.d_v, scratch.values);
     const Tile tile = {
         found.begin, scratch.keys, {kStorage == Storage::f32 ? found.value : widened, 0}, found.mask};
