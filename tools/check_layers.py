@@ -29,7 +29,8 @@ ALLOWED = {
     "text": BASE | {"weights"},
     "models": MODELS,
     "engine": MODELS | {"models"},
-    "cli": MODELS | {"models", "engine"},
+    "probe": MODELS | {"models"},       # a sibling of engine
+    "cli": MODELS | {"models", "engine", "probe"},
 }
 WORDS = {"spec", "mask", "softmax_state", "checks"}
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".cu", ".cuh"}

@@ -1,0 +1,385 @@
+// The second pass against a naive double implementation, on random and adversarial maps.
+#include "probe/layer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <random>
+
+#include "basin/attention/attention.h"
+#include "basin/attention/mask.h"
+
+namespace basin::probe {
+namespace {
+
+struct Setting {
+  std::int64_t tokens = 150, h_q = 4, h_kv = 2, d = 32;
+  DType dtype = DType::f32;
+  attention::Mask mask;
+  bool sink_logit = false;
+  bool second_query = false;
+  double softcap = 0.0;
+  float spread = 1.0f;  // of the queries: 0 = flat rows, large = one-hot rows
+  std::int64_t page_tokens = 0;
+  std::int64_t map_bins = 512;
+  std::int64_t topk = 0;
+};
+
+// One sequence with everything the probe takes.
+class Problem {
+ public:
+  explicit Problem(const Setting& s) : setting(s) {
+    std::mt19937 random(7);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<float>& values, std::int64_t heads, float spread) {
+      values.resize(static_cast<std::size_t>(s.tokens * heads * s.d));
+      for (float& x : values) x = round(normal(random) * spread);
+    };
+    fill(q, s.h_q, s.spread);
+    fill(q_sink, s.h_q, s.spread);
+    fill(k, s.h_kv, 1.0f);
+    fill(v, s.h_kv, 1.0f);
+    for (std::int64_t h = 0; h < s.h_q; ++h) sink.push_back(static_cast<float>(h) - 1.0f);
+    problem.spec.mask = s.mask;
+    problem.spec.scale = 1.0 / std::sqrt(static_cast<double>(s.d));
+    problem.spec.softcap = s.softcap;
+    sequence.q_tokens = sequence.kv_tokens = s.tokens;
+    problem.sequences = {&sequence, 1};
+    problem.q = store(q, s.h_q);
+    if (s.second_query) problem.q_sink = store(q_sink, s.h_q);
+    problem.k = store(k, s.h_kv);
+    problem.v = store(v, s.h_kv);
+    if (s.page_tokens > 0) paginate();
+    if (s.sink_logit) problem.sink_logit = sink.data();
+    out.resize(static_cast<std::size_t>(s.tokens * s.h_q * s.d));
+    lse.resize(static_cast<std::size_t>(s.tokens * s.h_q));
+    lse_with_sink.resize(lse.size());
+    problem.out = contiguous(static_cast<void*>(out.data()), DType::f32, {s.tokens, s.h_q, s.d});
+    problem.lse = lse.data();
+    problem.lse_with_sink = lse_with_sink.data();
+    ThreadPool pool(2);
+    attention::forward(problem, attention::Backend::cpu, pool);
+  }
+
+  // A[query, key] of a head, and the learned sink's in `sink_weight`; 0 where not visible.
+  std::vector<double> weights(std::int64_t head, std::vector<double>& sink_weight) const {
+    const Setting& s = setting;
+    std::vector<double> a(static_cast<std::size_t>(s.tokens * s.tokens), 0.0);
+    sink_weight.assign(static_cast<std::size_t>(s.tokens), 0.0);
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+      double* row = a.data() + t * s.tokens;
+      double sum = s.sink_logit ? std::exp(static_cast<double>(sink[static_cast<std::size_t>(head)])) : 0.0;
+      sink_weight[static_cast<std::size_t>(t)] = sum;
+      for (std::int64_t j = 0; j <= t; ++j) {
+        if (!attention::visible(s.mask, t, j)) continue;
+        const std::vector<float>& query = s.second_query && j < s.mask.sink_tokens ? q_sink : q;
+        double dot = 0.0;
+        for (std::int64_t i = 0; i < s.d; ++i) {
+          dot += static_cast<double>(query[static_cast<std::size_t>((t * s.h_q + head) * s.d + i)]) *
+                 static_cast<double>(
+                     k[static_cast<std::size_t>((j * s.h_kv + head / (s.h_q / s.h_kv)) * s.d + i)]);
+        }
+        double x = dot * problem.spec.scale;
+        if (s.softcap != 0.0) x = s.softcap * std::tanh(x / s.softcap);
+        row[j] = std::exp(x);
+        sum += row[j];
+      }
+      for (std::int64_t j = 0; j <= t; ++j) row[j] /= sum;
+      sink_weight[static_cast<std::size_t>(t)] /= sum;
+    }
+    return a;
+  }
+
+  Setting setting;
+  attention::Forward problem;
+
+ private:
+  float round(float x) const { return setting.dtype == DType::bf16 ? to_float(to_bf16(x)) : x; }
+
+  ConstView store(const std::vector<float>& values, std::int64_t heads) {
+    const void* data = values.data();
+    if (setting.dtype == DType::bf16) {
+      std::vector<bf16>& copy = halves.emplace_back();
+      for (const float x : values) copy.push_back(to_bf16(x));
+      data = copy.data();
+    }
+    return contiguous(data, setting.dtype, {setting.tokens, heads, setting.d});
+  }
+
+  // The same keys and values on pages in reverse order.
+  void paginate() {
+    const std::int64_t count = (setting.tokens + setting.page_tokens - 1) / setting.page_tokens;
+    for (std::int64_t i = 0; i < count; ++i) table.push_back(static_cast<std::int32_t>(count - 1 - i));
+    sequence.pages = table.data();
+    for (ConstView* view : {&problem.k, &problem.v}) {
+      const auto row = static_cast<std::size_t>(setting.h_kv * setting.d * block_bytes(setting.dtype));
+      std::vector<std::byte>& bytes =
+          pages.emplace_back(static_cast<std::size_t>(count * setting.page_tokens) * row);
+      for (std::int64_t j = 0; j < setting.tokens; ++j) {
+        const std::int64_t slot =
+            table[static_cast<std::size_t>(j / setting.page_tokens)] * setting.page_tokens +
+            j % setting.page_tokens;
+        std::copy_n(static_cast<const std::byte*>(view->data) + static_cast<std::size_t>(j) * row, row,
+                    bytes.data() + static_cast<std::size_t>(slot) * row);
+      }
+      *view = contiguous(static_cast<const void*>(bytes.data()), setting.dtype,
+                         {count, setting.page_tokens, setting.h_kv, setting.d});
+    }
+  }
+
+  std::vector<float> q, q_sink, k, v, sink, out, lse, lse_with_sink;
+  std::vector<std::vector<bf16>> halves;
+  std::vector<std::vector<std::byte>> pages;
+  std::vector<std::int32_t> table;
+  attention::Sequence sequence;
+};
+
+// Smallest count of a row's largest weights that hold the share.
+std::int64_t naive_budget(std::vector<double> row, double share) {
+  std::sort(row.begin(), row.end(), std::greater<>());
+  const double target = share * std::accumulate(row.begin(), row.end(), 0.0);
+  double sum = 0.0;
+  std::int64_t count = 0;
+  while (count < static_cast<std::int64_t>(row.size()) && sum < target) {
+    sum += row[static_cast<std::size_t>(count++)];
+  }
+  return count;
+}
+
+void expect_equal(const std::vector<float>& found, const std::vector<double>& expected, double tolerance,
+                  const char* what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    ASSERT_NEAR(static_cast<double>(found[i]), expected[i], tolerance * (1.0 + std::abs(expected[i])))
+        << what << " " << i;
+  }
+}
+
+// Whole numbers: where the border of a share falls between two weights that tie to rounding, a count may differ by one.
+// Flat rows tie everywhere.
+void expect_counts(const std::vector<float>& found, const std::vector<double>& expected, bool flat,
+                   const char* what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  std::size_t different = 0;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const double difference = std::abs(static_cast<double>(found[i]) - expected[i]);
+    ASSERT_LT(difference, 1.001) << what << " " << i;
+    different += difference > 1e-3 ? 1 : 0;
+  }
+  if (!flat) {
+    EXPECT_LE(different, found.size() / 100) << what;
+  }
+}
+
+void compare(const Setting& setting) {
+  const Problem problem(setting);
+  LayerOptions options;
+  options.map_bins = setting.map_bins;
+  options.topk = setting.topk;
+  ThreadPool pool(2);
+  const LayerProfile found = profile(problem.problem, options, pool);
+
+  const std::int64_t tokens = setting.tokens, heads = setting.h_q, bins = found.bins;
+  const std::int64_t group = setting.h_q / setting.h_kv;
+  const auto n_count = static_cast<std::int64_t>(found.sink_counts.size());
+  const auto w_count = static_cast<std::int64_t>(found.windows.size());
+  const auto size = [](std::int64_t a, std::int64_t b = 1, std::int64_t c = 1) {
+    return std::vector<double>(static_cast<std::size_t>(a * b * c), 0.0);
+  };
+  std::vector<double> position = size(heads, tokens), distance = position, early = size(heads, kEarlyTokens),
+                      map = size(heads, bins, bins), entropy = size(heads, bins), learned = entropy,
+                      budget = size(3, heads, bins), group_budget = size(3, setting.h_kv, bins),
+                      sink_mass = size(n_count, heads), sink_by_query = size(n_count, heads, bins),
+                      local = size(w_count, heads), retained = size(n_count + 1, w_count, heads);
+  std::vector<std::vector<double>> mean(static_cast<std::size_t>(tokens), std::vector<double>(size(tokens)));
+  std::vector<std::vector<double>> group_mean = mean;
+  const auto at = [](std::vector<double>& values, std::int64_t i) -> double& {
+    return values[static_cast<std::size_t>(i)];
+  };
+  for (std::int64_t h = 0; h < heads; ++h) {
+    std::vector<double> sink;
+    const std::vector<double> a = problem.weights(h, sink);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::vector<double> row(a.begin() + t * tokens, a.begin() + (t + 1) * tokens);
+      const std::int64_t bin = t / found.bin_tokens;
+      const double queries = static_cast<double>(std::min(found.bin_tokens, tokens - bin * found.bin_tokens));
+      const auto sum = [&](std::int64_t begin, std::int64_t end) {
+        double total = 0.0;
+        for (std::int64_t j = std::max<std::int64_t>(begin, 0); j < std::min(end, t + 1); ++j) {
+          total += row[static_cast<std::size_t>(j)];
+        }
+        return total;
+      };
+      const double mass = sum(0, tokens), sink_weight = sink[static_cast<std::size_t>(t)];
+      at(learned, h * bins + bin) += sink_weight / queries;
+      if (sink_weight > 0.0) at(entropy, h * bins + bin) -= sink_weight * std::log(sink_weight) / queries;
+      for (std::int64_t j = 0; j <= t; ++j) {
+        const double x = row[static_cast<std::size_t>(j)];
+        at(position, h * tokens + j) += x;
+        at(distance, h * tokens + t - j) += x;
+        if (t < kEarlyTokens) at(early, h * kEarlyTokens + j) += x;
+        at(map, (h * bins + bin) * bins + j / found.bin_tokens) += x;
+        if (x > 0.0) at(entropy, h * bins + bin) -= x * std::log(x) / queries;
+        mean[static_cast<std::size_t>(t)][static_cast<std::size_t>(j)] += x;
+        double& of_group = group_mean[static_cast<std::size_t>(t)][static_cast<std::size_t>(j)];
+        of_group = (h % group == 0 ? 0.0 : of_group) + x;
+      }
+      for (std::int64_t s = 0; s < 3; ++s) {
+        const double share = kBudgetShares[static_cast<std::size_t>(s)];
+        at(budget, (s * heads + h) * bins + bin) += static_cast<double>(naive_budget(row, share)) / queries;
+        if (h % group == group - 1) {
+          at(group_budget, (s * setting.h_kv + h / group) * bins + bin) +=
+              static_cast<double>(naive_budget(group_mean[static_cast<std::size_t>(t)], share)) / queries;
+        }
+      }
+      for (std::int64_t n = 0; n < n_count; ++n) {
+        const std::int64_t count = found.sink_counts[static_cast<std::size_t>(n)];
+        at(sink_by_query, (n * heads + h) * bins + bin) += sum(0, count) / queries;
+        if (t >= count) at(sink_mass, n * heads + h) += sum(0, count) / static_cast<double>(tokens - count);
+      }
+      for (std::int64_t w = 0; w < w_count; ++w) {
+        const std::int64_t window = found.windows[static_cast<std::size_t>(w)];
+        at(local, w * heads + h) += sum(t + 1 - window, t + 1) / static_cast<double>(tokens);
+        for (std::int64_t n = 0; n <= n_count; ++n) {
+          const std::int64_t count = n == 0 ? 0 : found.sink_counts[static_cast<std::size_t>(n - 1)];
+          if (t + 1 <= count + window) continue;
+          at(retained, (n * w_count + w) * heads + h) += (sum(0, count) + sum(t + 1 - window, t + 1)) / mass /
+                                                         static_cast<double>(tokens - count - window);
+        }
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < (n_count + 1) * w_count * heads; ++i) {
+    const std::int64_t n = i / heads / w_count, w = i / heads % w_count;
+    const std::int64_t count = n == 0 ? 0 : found.sink_counts[static_cast<std::size_t>(n - 1)];
+    if (count + found.windows[static_cast<std::size_t>(w)] >= tokens) at(retained, i) = 1.0;
+  }
+
+  // Weights come from scores and an lse in float, whose step grows with them: e^-200 and the like in one-hot rows.
+  const double tolerance = setting.spread > 10.0f ? 2e-4 : 2e-5;
+  EXPECT_LT(found.largest_row_error, tolerance / 2);
+  expect_equal(found.position, position, tolerance, "position");
+  expect_equal(found.distance, distance, tolerance, "distance");
+  expect_equal(found.early, early, tolerance, "early");
+  expect_equal(found.map, map, tolerance, "map");
+  expect_equal(found.entropy, entropy, tolerance, "entropy");
+  expect_equal(found.learned_sink, learned, tolerance, "learned sink");
+  expect_equal(found.sink_mass, sink_mass, tolerance, "sink mass");
+  expect_equal(found.sink_by_query, sink_by_query, tolerance, "sink mass by query");
+  expect_equal(found.local_mass, local, tolerance, "local mass");
+  expect_equal(found.retained, retained, tolerance, "retained");
+  const bool flat = setting.spread == 0.0f;
+  expect_counts(found.budget, budget, flat, "budget");
+  expect_counts(found.group_budget, group_budget, flat, "group budget");
+
+  for (std::int64_t t = 0; t < tokens && setting.topk > 0; ++t) {
+    const std::vector<double>& row = mean[static_cast<std::size_t>(t)];
+    const std::int32_t* keys = found.topk.data() + t * setting.topk;
+    std::int64_t visible = 0;
+    for (std::int64_t j = 0; j <= t; ++j) visible += attention::visible(setting.mask, t, j) ? 1 : 0;
+    const std::int64_t count = std::min(setting.topk, visible);
+    double chosen = 0.0, best = 0.0;
+    for (std::int64_t i = 0; i < setting.topk; ++i) {
+      if (i >= count) {
+        EXPECT_EQ(keys[i], -1);
+        continue;
+      }
+      ASSERT_TRUE(keys[i] >= 0 && keys[i] <= t && attention::visible(setting.mask, t, keys[i]));
+      ASSERT_TRUE(i == 0 || keys[i] > keys[i - 1]);
+      chosen += row[static_cast<std::size_t>(keys[i])];
+    }
+    std::vector<double> sorted = row;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    for (std::int64_t i = 0; i < count; ++i) best += sorted[static_cast<std::size_t>(i)];
+    ASSERT_NEAR(chosen, best, 1e-5);
+  }
+}
+
+TEST(LayerProfile, RandomMaps) {
+  compare({});
+}
+TEST(LayerProfile, BinsOfSeveralTokens) {
+  Setting setting;
+  setting.tokens = 333;
+  setting.map_bins = 17;
+  compare(setting);
+}
+TEST(LayerProfile, Bf16OnPagesWithGroupsOfFive) {
+  Setting setting;
+  setting.dtype = DType::bf16;
+  setting.h_q = 10;
+  setting.page_tokens = 16;
+  setting.d = 64;
+  compare(setting);
+}
+TEST(LayerProfile, LearnedSinkAndSoftcap) {
+  Setting setting;
+  setting.sink_logit = true;
+  setting.softcap = 3.0;
+  compare(setting);
+}
+TEST(LayerProfile, StreamingMaskWithTwoQueries) {
+  Setting setting;
+  setting.mask.sink_tokens = 5;
+  setting.mask.window = 40;
+  setting.second_query = true;
+  setting.sink_logit = true;
+  setting.topk = 16;
+  compare(setting);
+}
+TEST(LayerProfile, FlatRows) {  // every weight of a row is equal
+  Setting setting;
+  setting.spread = 0.0f;
+  compare(setting);
+}
+TEST(LayerProfile, OneHotRows) {
+  Setting setting;
+  setting.spread = 60.0f;
+  setting.topk = 8;
+  compare(setting);
+}
+TEST(LayerProfile, OneToken) {
+  Setting setting;
+  setting.tokens = 1;
+  compare(setting);
+}
+TEST(LayerProfile, RecordedSets) {
+  Setting setting;
+  setting.topk = 33;
+  setting.map_bins = 20;
+  compare(setting);
+}
+
+TEST(LayerProfile, ThreadsDoNotChangeABit) {
+  Setting setting;
+  setting.tokens = 500;
+  setting.map_bins = 64;
+  const Problem problem(setting);
+  LayerOptions options;
+  options.map_bins = 64;
+  ThreadPool one(1), four(4);
+  const LayerProfile a = profile(problem.problem, options, one), b = profile(problem.problem, options, four);
+  options.topk = 4;  // another way of spreading the work
+  const LayerProfile c = profile(problem.problem, options, four);
+  for (const LayerProfile* other : {&b, &c}) {
+    EXPECT_EQ(a.position, other->position);
+    EXPECT_EQ(a.distance, other->distance);
+    EXPECT_EQ(a.map, other->map);
+    EXPECT_EQ(a.retained, other->retained);
+    EXPECT_EQ(a.group_budget, other->group_budget);
+  }
+}
+
+TEST(Budgets, CountsWithTies) {
+  const std::vector<float> values = {0.25f, 0.25f, 0.25f, 0.25f};
+  EXPECT_EQ(budgets(values.data(), 4, 1.0), (std::array<std::int64_t, 3>{4, 4, 4}));
+  const std::vector<float> steep = {0.06f, 0.9f, 0.035f, 0.005f};
+  EXPECT_EQ(budgets(steep.data(), 4, 1.0), (std::array<std::int64_t, 3>{2, 2, 3}));
+  EXPECT_EQ(budgets(nullptr, 0, 0.0), (std::array<std::int64_t, 3>{0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace basin::probe
