@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "basin/base/error.h"
+#include "engine/model_runner.h"
 #include "kv/cache.h"
 
 namespace basin::engine {
@@ -16,16 +17,6 @@ kv::Policy policy(const StreamOptions& options) {
   policy.window = options.window.value_or(0);
   policy.in_cache_positions = options.positions == PositionMode::in_cache;
   return policy;
-}
-
-kv::Shape shape(const StreamOptions& options, const models::ModelConfig& config) {
-  kv::Shape shape;
-  shape.layers = static_cast<std::int64_t>(config.layers.size());
-  shape.h_kv = config.h_kv;
-  shape.d_head = config.d_head;
-  shape.dtype = options.compute == ops::Compute::fp32 ? DType::f32 : DType::bf16;
-  shape.page_tokens = options.page_tokens;
-  return shape;
 }
 
 void refuse(const std::string& what, const std::string& hint = {}) {
@@ -79,7 +70,12 @@ struct Stream::State {
 Stream::Stream(models::Model& model, const StreamOptions& options, ThreadPool& pool) {
   check(options, model.config());
   state_ = std::make_unique<State>(
-      State{model, options, pool, kv::Cache(shape(options, model.config()), policy(options)), {}, {"", ""}});
+      State{model,
+            options,
+            pool,
+            kv::Cache(cache_shape(model.config(), options.compute, options.page_tokens), policy(options)),
+            {},
+            {"", ""}});
 }
 
 Stream::~Stream() = default;

@@ -4,11 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "basin/attention/spec.h"
-#include "basin/base/dtype.h"
-#include "kv/region.h"
+#include "kv/page_pool.h"
 
 namespace basin::kv {
 
@@ -19,23 +20,29 @@ struct Policy {
   bool in_cache_positions = false;
 };
 
-struct Shape {
-  std::int64_t layers = 0;
-  std::int64_t h_kv = 0;
-  std::int64_t d_head = 0;
-  DType dtype = DType::f32;  // f32 or bf16
-  std::int64_t page_tokens = 16;
-};
-
 /// Most pages a stream can hold while a step of `step_tokens` runs; window must be set.
 std::int64_t page_bound(const Policy& policy, std::int64_t page_tokens, std::int64_t step_tokens);
 
+/// Whether a query at `position` or later sees a token of logical page `page`, which begins before it.
+bool needs_page(const Policy& policy, std::int64_t page_tokens, std::int64_t page, std::int64_t position);
+
 class Cache {
  public:
-  Cache(const Shape& shape, const Policy& policy);
+  /// On pages of its own.
+  Cache(const Shape& shape, const Policy& policy) : Cache(std::make_shared<PagePool>(shape), policy) {}
+  /// On pages that it shares with other sequences: a held page may have several owners, and is written by none but the
+  /// one that fills it.
+  Cache(std::shared_ptr<PagePool> pool, const Policy& policy);
+  ~Cache();
+  Cache(Cache&&) = default;
+  Cache& operator=(Cache&&) = delete;
 
   /// For tests: pages are filled with NaN when they are freed, so that any stale read shows.
-  void poison_freed_pages(bool on) { poison_ = on; }
+  void poison_freed_pages(bool on) { pool_->poison_freed_pages(on); }
+
+  /// Starts an empty cache with the first `tokens` tokens, which other sequences have computed under the same mask.
+  /// `pages` [tokens / page_tokens], whole pages only; -1 where no later query sees any token. The cache becomes an owner.
+  void adopt(std::span<const std::int32_t> pages);
 
   /// Allocates rows for the next `tokens` positions. Every layer's `append` follows, then end_step. When it throws, there
   /// is no step.
@@ -50,10 +57,14 @@ class Cache {
 
   attention::Mask mask() const { return {true, policy_.window, -1, policy_.sink_tokens}; }
   const Policy& policy() const { return policy_; }
-  const Shape& shape() const { return shape_; }
-  ConstView keys(std::int64_t layer) const;                    // [pages, page_tokens, h_kv, d_head]
-  ConstView values(std::int64_t layer) const;                  // same
+  const Shape& shape() const { return pool_->shape(); }
+  PagePool& pool() const { return *pool_; }
+  ConstView keys(std::int64_t layer) const {
+    return pool_->keys(layer);
+  }  // [pages, page_tokens, h_kv, d_head]
+  ConstView values(std::int64_t layer) const { return pool_->values(layer); }  // same
   const std::int32_t* pages() const { return table_.data(); }  // [ceil(end of step / page_tokens)]
+  std::span<const std::int32_t> page_table() const { return table_; }
 
   std::int64_t logical_position() const {
     return position_;
@@ -68,31 +79,22 @@ class Cache {
   std::int64_t ring_offset() const;     // first recent token of the next query, within its page
   std::int64_t allocated_pages() const { return allocated_; }
   std::int64_t kept_tokens_max() const { return kept_tokens_max_; }
-  std::int64_t kv_bytes_max() const { return allocated_max_ * page_bytes(); }
+  /// Pages that left the window since the last call.
+  std::int64_t take_left_window() { return std::exchange(left_window_, 0); }
+  std::int64_t kv_bytes_max() const { return allocated_max_ * shape().page_bytes(); }
 
  private:
-  struct Layer {
-    Region k, v;
-  };
-  std::int64_t row_bytes() const { return shape_.h_kv * shape_.d_head * block_bytes(shape_.dtype); }
-  std::int64_t page_bytes() const { return 2 * shape_.layers * shape_.page_tokens * row_bytes(); }
   std::int64_t first_recent() const;  // first window token of the query at position_
   std::int32_t take_page();
-  void grow();
   void free_page(std::int32_t page);
 
-  Shape shape_;
+  std::shared_ptr<PagePool> pool_;  // null once moved from
   Policy policy_;
-  bool poison_ = false;
-  std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<std::int32_t> table_;  // logical page -> page, -1 = evicted
-  std::vector<std::int32_t> free_;   // recycled pages, last in first out
-  std::int64_t capacity_pages_ = 0;  // pages the regions have room for
-  std::int64_t used_pages_ = 0;      // pages ever handed out
   std::int64_t position_ = 0;
   std::int64_t step_ = 0;
   std::int64_t evicted_before_ = 0;  // logical pages below this (and beyond the sinks) are evicted
-  std::int64_t allocated_ = 0, allocated_max_ = 0, kept_tokens_max_ = 0;
+  std::int64_t allocated_ = 0, allocated_max_ = 0, kept_tokens_max_ = 0, left_window_ = 0;
 };
 
 /// A step that is abandoned unless it ends: a pass that throws leaves the cache as it was.

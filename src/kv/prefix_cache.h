@@ -1,0 +1,87 @@
+// Finds pages that an earlier sequence has filled with what a new one would compute.
+//
+// Keys and values above the first layer depend on what every earlier token saw. So a page is known by the chain of all
+// tokens up to its end and by the mask: (sink_tokens, window, positions). Pages that end within the first
+// sink_tokens + window tokens saw everything before them whatever the mask, and all settings share those.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kv/cache.h"
+#include "kv/page_pool.h"
+
+namespace basin::kv {
+
+class PrefixCache {
+ public:
+  using Node = std::int64_t;  // a known chain of whole pages
+  static constexpr Node kRoot = 0;
+
+  /// Keeps pages of `pool`, which must outlive it.
+  explicit PrefixCache(PagePool& pool);
+  ~PrefixCache();
+  PrefixCache(const PrefixCache&) = delete;
+  PrefixCache& operator=(const PrefixCache&) = delete;
+
+  struct Match {
+    Node node = kRoot;
+    std::int64_t tokens = 0;          // whole pages
+    std::int64_t idle_pages = 0;      // of `pages`, held by nobody now
+    std::vector<std::int32_t> pages;  // for Cache::adopt
+  };
+  /// The longest start of `tokens` that is there, leaving at least one token to compute. It stays there until a page is
+  /// taken.
+  Match find(std::span<const std::int32_t> tokens, const Policy& policy) const;
+
+  /// A sequence says where it stands; the chain up to there stays known.
+  void enter(Node node) { ++nodes_.at(node).sequences; }
+  void leave(Node node);
+  /// The sequence at `node` has filled its next page, `page`, with `tokens` [page_tokens]; -1 when it has left the
+  /// window again. Gives where it stands now.
+  Node advance(Node node, std::span<const std::int32_t> tokens, const Policy& policy, std::int32_t page);
+
+  /// Forgets every page. Sequences keep what they hold.
+  void clear();
+
+  std::int64_t known_pages() const { return known_pages_; }
+  void check_invariants() const;
+
+ private:
+  struct Entry {
+    Node parent = kRoot;
+    std::int64_t depth = 0;            // pages up to its end
+    std::uint64_t hash = 0;            // of `tokens` and `mask`
+    std::vector<std::int32_t> tokens;  // of its page
+    Policy mask;                       // {} where every mask sees the same
+    std::int32_t page = -1;            // -1: handed out for something else
+    std::int64_t children = 0;
+    std::int64_t sequences = 0;
+  };
+  struct Key {
+    Node parent;
+    std::uint64_t hash;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    std::size_t operator()(const Key& key) const {
+      return static_cast<std::size_t>(key.hash ^
+                                      (static_cast<std::uint64_t>(key.parent) * 0x9e3779b97f4a7c15u));
+    }
+  };
+  Policy mask_of_page(std::int64_t depth, const Policy& policy) const;
+  Node child(Node parent, std::span<const std::int32_t> tokens, const Policy& mask, std::uint64_t hash) const;
+  void lose_page(Node node);
+  void erase_if_unused(Node node);
+
+  PagePool& pool_;
+  Node next_ = 1;
+  std::unordered_map<Node, Entry> nodes_;
+  std::unordered_map<Key, Node, KeyHash> children_;
+  std::vector<Node> node_of_page_;  // kRoot: none
+  std::int64_t known_pages_ = 0;
+};
+
+}  // namespace basin::kv

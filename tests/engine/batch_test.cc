@@ -1,0 +1,361 @@
+// The batch without a model: thousands of steps of random work, and every answer the one that its request gets alone.
+#include "engine/batch.h"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+
+#include "basin/base/error.h"
+#include "engine/fake_runner.h"
+
+namespace basin::test {
+namespace {
+
+using engine::Batch;
+using engine::BatchOptions;
+using engine::Event;
+using engine::FinishReason;
+using engine::Request;
+
+constexpr std::int64_t kVocabulary = 24, kPageTokens = 4;
+
+struct Answer {
+  std::vector<std::int32_t> tokens;
+  std::vector<engine::TokenLogprob> prompt_logprobs;
+  std::optional<FinishReason> reason;
+  std::optional<engine::Failure> failure;
+  engine::Usage usage;
+  std::int64_t ends = 0;
+};
+
+// A batch with a clock that moves a millisecond with every look at it.
+class Bench {
+ public:
+  Bench(std::int64_t pages, BatchOptions options) : runner(kVocabulary, kPageTokens, pages) {
+    options.check_each_step = true;
+    options.now_us = [this] { return now_us += 1000; };
+    batch.emplace(runner, threads, nullptr, options);
+  }
+
+  void add(std::uint64_t id, Request request) {
+    request.on_event = [this, id](Event&& event) {
+      Answer& answer = answers[{id, event.choice}];
+      if (event.token) answer.tokens.push_back(*event.token);
+      for (const auto& logprob : event.prompt_logprobs) answer.prompt_logprobs.push_back(logprob);
+      if (!event.finish_reason && !event.failure) return;
+      ++answer.ends;
+      answer.reason = event.finish_reason;
+      answer.failure = event.failure;
+      answer.usage = event.usage;
+    };
+    batch->check(request);
+    batch->add(id, std::move(request), now_us);
+  }
+
+  /// Steps until nothing is left; false when that takes more than `most`.
+  bool run(std::int64_t most) {
+    for (std::int64_t step = 0; step < most && !batch->empty(); ++step) batch->step();
+    return batch->empty();
+  }
+
+  std::int64_t held() const { return runner.pool()->pages().held(); }
+
+  FakeRunner runner;
+  ThreadPool threads{1};
+  std::int64_t now_us = 0;
+  std::map<std::pair<std::uint64_t, std::int64_t>, Answer> answers;
+  std::optional<Batch> batch;
+};
+
+BatchOptions options(std::int64_t max_sequences, std::int64_t max_batch_tokens, bool prefix_cache = true) {
+  BatchOptions options;
+  options.max_sequences = max_sequences;
+  options.max_batch_tokens = max_batch_tokens;
+  options.prefix_cache = prefix_cache;
+  return options;
+}
+
+std::vector<std::int32_t> text(std::int64_t seed, std::int64_t count) {
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<std::int32_t>((i * i * 5 + i * (seed + 3) + seed) % kVocabulary));
+  return tokens;
+}
+
+Request request(std::vector<std::int32_t> prompt, std::int64_t max_tokens) {
+  Request request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling.options.temperature = 1.0;
+  return request;
+}
+
+Answer alone(const Request& asked, std::int64_t choice = 0) {
+  Bench bench(4096, options(8, 64, false));
+  bench.add(1, asked);
+  EXPECT_TRUE(bench.run(10'000));
+  return bench.answers.at({1, choice});
+}
+
+std::int64_t between(std::int64_t low, std::int64_t high) {
+  return *rc::gen::inRange<std::int64_t>(low, high + 1);
+}
+
+Request random_request() {
+  // Few different beginnings, so that prompts share pages, also under unequal masks.
+  std::vector<std::int32_t> prompt = text(between(0, 1), between(1, 60));
+  const std::int64_t own = between(0, 8);
+  for (std::int64_t i = 0; i < own; ++i) prompt.push_back(static_cast<std::int32_t>(between(0, kVocabulary - 1)));
+  Request asked = request(std::move(prompt), between(0, 30));
+  if (between(0, 1) == 1) asked.policy = {between(0, 6), between(1, 24), between(0, 1) == 1};
+  asked.choices = between(0, 4) == 0 ? 3 : 1;
+  asked.priority = between(-1, 1);
+  asked.sampling.options.temperature = between(0, 2) == 0 ? 0.0 : 1.0;
+  asked.sampling.options.seed = static_cast<std::uint64_t>(between(0, 3));
+  if (between(0, 3) == 0) asked.sampling.frequency_penalty = 0.5;
+  if (between(0, 3) == 0) asked.sampling.options.repetition_penalty = 1.3;
+  if (between(0, 5) == 0) asked.prompt_logprobs = 2;
+  if (between(0, 3) == 0) asked.stop_ids = {3};
+  return asked;
+}
+
+RC_GTEST_PROP(Batch, AnswersAreThoseOfTheRequestAlone, ()) {
+  // Seldom enough pages for all: the largest request needs 25.
+  const std::int64_t max_sequences = between(1, 6);
+  Bench bench(between(26, 60), options(max_sequences, between(max_sequences, 40), between(0, 3) > 0));
+  std::map<std::uint64_t, Request> asked;
+  std::map<std::uint64_t, bool> cancelled;
+  std::uint64_t next = 1;
+  for (std::int64_t round = between(1, 40); round > 0; --round) {
+    if (between(0, 2) > 0) {
+      asked[next] = random_request();
+      bench.add(next, asked[next]);
+      ++next;
+    }
+    if (between(0, 9) == 0 && next > 1) {
+      const auto id = static_cast<std::uint64_t>(between(1, static_cast<std::int64_t>(next) - 1));
+      bench.batch->cancel(id);
+      cancelled[id] = true;
+    }
+    if (between(0, 19) == 0) bench.batch->clear_prefix_cache();
+    for (std::int64_t steps = between(0, 6); steps > 0 && !bench.batch->empty(); --steps) bench.batch->step();
+  }
+  RC_ASSERT(bench.run(20'000));
+  RC_ASSERT(bench.held() == 0);
+  bench.batch->check_invariants();
+  RC_ASSERT(bench.runner.most_tokens <= 40);
+  for (const auto& [id, what] : asked) {
+    for (std::int64_t choice = 0; choice < what.choices; ++choice) {
+      const Answer& got = bench.answers.at({id, choice});
+      RC_ASSERT(got.ends == 1);
+      RC_ASSERT(!got.failure.has_value());
+      const Answer want = alone(what, choice);
+      if (got.reason == FinishReason::cancelled) {
+        RC_ASSERT(cancelled[id]);
+        RC_ASSERT(got.tokens.size() <= want.tokens.size());
+        RC_ASSERT(std::equal(got.tokens.begin(), got.tokens.end(), want.tokens.begin()));
+        continue;
+      }
+      RC_ASSERT(got.tokens == want.tokens);
+      RC_ASSERT(got.reason == want.reason);
+      RC_ASSERT(got.usage.completion_tokens == static_cast<std::int64_t>(got.tokens.size()));
+      RC_ASSERT(got.usage.kept_tokens == want.usage.kept_tokens);
+      RC_ASSERT(got.prompt_logprobs.size() == want.prompt_logprobs.size());
+      for (std::size_t i = 0; i < got.prompt_logprobs.size(); ++i) {
+        RC_ASSERT(got.prompt_logprobs[i].id == want.prompt_logprobs[i].id);
+        RC_ASSERT(got.prompt_logprobs[i].logprob == want.prompt_logprobs[i].logprob);
+        RC_ASSERT(got.prompt_logprobs[i].top == want.prompt_logprobs[i].top);
+      }
+    }
+  }
+}
+
+TEST(Batch, PreemptionChangesNoToken) {
+  Bench bench(26, options(4, 32));
+  for (std::uint64_t id = 1; id <= 4; ++id) bench.add(id, request(text(static_cast<std::int64_t>(id), 20), 60));
+  ASSERT_TRUE(bench.run(10'000));
+  std::int64_t preemptions = 0;
+  for (std::uint64_t id = 1; id <= 4; ++id) {
+    const Answer& answer = bench.answers.at({id, 0});
+    preemptions += answer.usage.preemptions;
+    EXPECT_EQ(answer.tokens, alone(request(text(static_cast<std::int64_t>(id), 20), 60)).tokens) << id;
+  }
+  EXPECT_GT(preemptions, 0);
+  EXPECT_EQ(bench.batch->metrics().preemptions, preemptions);
+}
+
+TEST(Batch, AWindowNeedsABoundedNumberOfPages) {
+  // A pool of 9 pages holds a text of 500 pages.
+  Request asked = request(text(1, 1000), 1000);
+  asked.policy = {4, 12, true};
+  Bench bench(9, options(1, 8));
+  bench.add(1, asked);
+  ASSERT_TRUE(bench.run(10'000));
+  EXPECT_EQ(bench.answers.at({1, 0}).tokens, alone(asked).tokens);
+  EXPECT_EQ(bench.answers.at({1, 0}).usage.kept_tokens, 16);
+  EXPECT_GT(bench.batch->metrics().pages_left_window, 400);
+}
+
+TEST(Batch, EqualPromptsUnderUnequalMasksShareNothingTheySeeDifferently) {
+  Request first = request(text(1, 40), 10);
+  first.policy = {2, 10, true};
+  for (const kv::Policy& policy : {kv::Policy{}, kv::Policy{2, 11, true}, kv::Policy{3, 10, true}, kv::Policy{2, 10, false}}) {
+    Request second = first;
+    second.policy = policy;
+    Bench bench(100, options(4, 8));  // small passes: a page is known before the window has left it
+    bench.add(1, first);
+    ASSERT_TRUE(bench.run(1000));
+    bench.add(2, second);
+    ASSERT_TRUE(bench.run(1000));
+    EXPECT_EQ(bench.answers.at({2, 0}).tokens, alone(second).tokens);
+    // 12 tokens are seen in full by both: three pages.
+    EXPECT_EQ(bench.answers.at({2, 0}).usage.cached_tokens, 12);
+  }
+}
+
+TEST(Batch, TheSamePromptIsComputedOnce) {
+  Bench bench(100, options(4, 64));
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    bench.add(id, request(text(1, 41), 5));
+    ASSERT_TRUE(bench.run(1000));
+  }
+  EXPECT_EQ(bench.answers.at({1, 0}).usage.cached_tokens, 0);
+  EXPECT_EQ(bench.answers.at({2, 0}).usage.cached_tokens, 40);
+  EXPECT_EQ(bench.batch->metrics().prefix_hit_tokens, 80);
+  EXPECT_EQ(bench.batch->metrics().computed_tokens, 41 + 1 + 1 + 3 * 4);
+  bench.batch->clear_prefix_cache();
+  bench.add(4, request(text(1, 41), 5));
+  ASSERT_TRUE(bench.run(1000));
+  EXPECT_EQ(bench.answers.at({4, 0}).usage.cached_tokens, 0);
+  EXPECT_EQ(bench.answers.at({4, 0}).tokens, bench.answers.at({1, 0}).tokens);
+}
+
+TEST(Batch, ChoicesShareThePromptAndDiffer) {
+  Request asked = request(text(1, 41), 20);
+  asked.choices = 4;
+  Bench bench(100, options(4, 64));
+  bench.add(1, asked);
+  ASSERT_TRUE(bench.run(1000));
+  for (std::int64_t choice = 0; choice < 4; ++choice) {
+    Request single = request(text(1, 41), 20);
+    single.sampling.options.seed = static_cast<std::uint64_t>(choice);
+    EXPECT_EQ(bench.answers.at({1, choice}).tokens, alone(single).tokens);
+    EXPECT_EQ(bench.answers.at({1, choice}).usage.cached_tokens, choice == 0 ? 0 : 40);
+  }
+  EXPECT_NE(bench.answers.at({1, 0}).tokens, bench.answers.at({1, 1}).tokens);
+}
+
+TEST(Batch, CancelledInAnyStateItHoldsNothing) {
+  for (std::int64_t steps : {0, 1, 3, 12, 40}) {  // waiting, reading the prompt, writing
+    Bench bench(40, options(1, 8));
+    bench.add(1, request(text(1, 40), 60));
+    bench.add(2, request(text(2, 40), 60));
+    for (std::int64_t step = 0; step < steps; ++step) bench.batch->step();
+    bench.batch->cancel(1);
+    bench.batch->cancel(2);
+    bench.batch->step();
+    EXPECT_TRUE(bench.batch->empty());
+    EXPECT_EQ(bench.held(), 0);
+    for (std::uint64_t id : {1u, 2u}) {
+      EXPECT_EQ(bench.answers.at({id, 0}).reason, FinishReason::cancelled);
+      EXPECT_EQ(bench.answers.at({id, 0}).ends, 1);
+    }
+    bench.batch->cancel(1);  // of no concern any more
+  }
+}
+
+TEST(Batch, ADeadlineEndsWhatWaitsAndWhatRuns) {
+  Bench bench(40, options(1, 8));
+  Request asked = request(text(1, 40), 100);
+  asked.timeout_us = 30'000;
+  bench.add(1, asked);
+  bench.add(2, asked);
+  ASSERT_TRUE(bench.run(1000));
+  for (std::uint64_t id : {1u, 2u}) {
+    ASSERT_TRUE(bench.answers.at({id, 0}).failure.has_value());
+    EXPECT_EQ(bench.answers.at({id, 0}).failure->code, ErrorCode::cancelled);
+  }
+  EXPECT_EQ(bench.batch->metrics().timed_out, 2);
+  EXPECT_EQ(bench.held(), 0);
+}
+
+TEST(Batch, AFailingPassFailsItsRequestsOnly) {
+  Bench bench(40, options(2, 16));
+  bench.runner.fails_after = 3;
+  for (std::uint64_t id = 1; id <= 3; ++id) bench.add(id, request(text(1, 10), 20));
+  ASSERT_TRUE(bench.run(1000));
+  EXPECT_TRUE(bench.answers.at({1, 0}).failure.has_value());
+  EXPECT_TRUE(bench.answers.at({2, 0}).failure.has_value());
+  EXPECT_EQ(bench.answers.at({3, 0}).tokens, alone(request(text(1, 10), 20)).tokens);
+  EXPECT_EQ(bench.held(), 0);
+}
+
+TEST(Batch, RefusesWhatCouldNeverBeAnswered) {
+  Bench bench(10, options(2, 16));
+  EXPECT_THROW(bench.batch->check(request({}, 4)), Error);
+  EXPECT_THROW(bench.batch->check(request({static_cast<std::int32_t>(kVocabulary)}, 4)), Error);
+  EXPECT_THROW(bench.batch->check(request({-1}, 4)), Error);
+  EXPECT_THROW(bench.batch->check(request(text(1, 20), 21)), Error);  // 11 pages
+  EXPECT_NO_THROW(bench.batch->check(request(text(1, 20), 20)));
+  Request bad = request(text(1, 4), 4);
+  bad.sampling.logit_bias = {{kVocabulary, 1.0}};
+  EXPECT_THROW(bench.batch->check(bad), Error);
+  bad = request(text(1, 4), 4);
+  bad.sampling.presence_penalty = 3.0;
+  EXPECT_THROW(bench.batch->check(bad), Error);
+  EXPECT_THROW(Bench(10, options(8, 7)), Error);
+}
+
+// While others keep coming, `asked` ends after at most `most` steps.
+void expect_served(Request asked, const Request& others, std::int64_t most) {
+  Bench bench(60, options(3, 16, false));
+  std::uint64_t next = 2;
+  for (int i = 0; i < 6; ++i) bench.add(next++, others);
+  bench.add(1, std::move(asked));
+  for (std::int64_t step = 0; step < most; ++step) {
+    bench.batch->step();
+    if (bench.answers.contains({1, 0}) && bench.answers.at({1, 0}).ends == 1) return;
+    while (bench.batch->waiting() < 6) bench.add(next++, others);
+  }
+  FAIL() << "still not answered after " << most << " steps";
+}
+
+TEST(Batch, NobodyStarves) {
+  Request long_prompt = request(text(1, 120), 10), short_prompt = request(text(2, 3), 10);
+  expect_served(long_prompt, short_prompt, 200);
+  expect_served(short_prompt, long_prompt, 200);
+  short_prompt.priority = -1;  // ten seconds later: ten thousand looks at the clock
+  expect_served(short_prompt, long_prompt, 20'000);
+}
+
+TEST(Batch, PrioritiesGoFirst) {
+  Bench bench(60, options(1, 16));
+  std::vector<std::uint64_t> order;
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    Request asked = request(text(1, 10), 3);
+    asked.priority = id == 3 ? 1 : 0;
+    bench.add(id, std::move(asked));
+  }
+  while (!bench.batch->empty()) {
+    bench.batch->step();
+    for (std::uint64_t id = 1; id <= 3; ++id) {
+      const auto found = bench.answers.find({id, 0});
+      if (found != bench.answers.end() && found->second.ends == 1 && std::ranges::find(order, id) == order.end())
+        order.push_back(id);
+    }
+  }
+  EXPECT_EQ(order, (std::vector<std::uint64_t>{3, 1, 2}));
+}
+
+TEST(Batch, AShortPromptPassesALongOne) {
+  Bench bench(200, options(4, 16));
+  bench.add(1, request(text(1, 400), 1));
+  bench.add(2, request(text(2, 8), 1));
+  for (int step = 0; step < 2; ++step) bench.batch->step();
+  EXPECT_TRUE(bench.answers.contains({2, 0}));
+  EXPECT_FALSE(bench.answers.contains({1, 0}));
+}
+
+}  // namespace
+}  // namespace basin::test
