@@ -25,8 +25,8 @@ struct Batch::Sequence {
   std::shared_ptr<const Request> request;
   std::int64_t arrival_us = 0, rank_us = 0, deadline_us = kNever;
 
-  std::vector<std::int32_t> history;    // prompt and chosen tokens, never cut
-  std::optional<kv::Cache> cache;       // while it runs
+  std::vector<std::int32_t> history;                    // prompt and chosen tokens, never cut
+  std::optional<kv::Cache> cache;                       // while it runs
   kv::PrefixCache::Node node = kv::PrefixCache::kRoot;  // while it runs, with the prefix cache
   Sampler sampler;
   TextOutput text;
@@ -90,7 +90,8 @@ void Batch::check(const Request& request) const {
   slowest.max_batch_tokens = 1;
   const std::int64_t pages = most_pages(slowest, request.policy, tokens);
   if (pages > limits_.pages) {
-    refuse(fmt::format("{} tokens need {} pages of keys and values, and there are {}", tokens, pages, limits_.pages));
+    refuse(fmt::format("{} tokens need {} pages of keys and values, and there are {}", tokens, pages,
+                       limits_.pages));
   }
 }
 
@@ -166,7 +167,8 @@ void Batch::look_up(Sequence& sequence, ScheduledSequence& plan) {
   if (!prefix_ || (sequence.request->prompt_logprobs && scored < sequence.usage.prompt_tokens)) return;
   sequence.match = prefix_->find(sequence.history, sequence.request->policy);
   plan.cached_tokens = sequence.match.tokens;
-  plan.cached_pages = std::ranges::count_if(sequence.match.pages, [](std::int32_t page) { return page >= 0; });
+  plan.cached_pages =
+      std::ranges::count_if(sequence.match.pages, [](std::int32_t page) { return page >= 0; });
   plan.cached_idle_pages = sequence.match.idle_pages;
 }
 
@@ -250,15 +252,18 @@ void Batch::compute(std::span<const Work> work) {
     pass.cache = &*sequence.cache;
     pass.tokens = std::span<const std::int32_t>(sequence.history)
                       .subspan(static_cast<std::size_t>(computed), static_cast<std::size_t>(item.tokens));
-    pass.rows = computed + item.tokens == sequence.known_tokens() ? models::LogitsRows::last : models::LogitsRows::none;
-    if (sequence.request->prompt_logprobs && scored < sequence.usage.prompt_tokens) pass.rows = models::LogitsRows::all;
+    pass.rows = computed + item.tokens == sequence.known_tokens() ? models::LogitsRows::last
+                                                                  : models::LogitsRows::none;
+    if (sequence.request->prompt_logprobs && scored < sequence.usage.prompt_tokens)
+      pass.rows = models::LogitsRows::all;
     sequences.push_back(&sequence);
     passes.push_back(pass);
     before.push_back(computed);
     metrics_.computed_tokens += item.tokens;
   }
   try {
-    runner_.run(passes, [&](std::size_t index, std::int64_t first_row, std::int64_t rows, std::span<const float> logits) {
+    runner_.run(passes, [&](std::size_t index, std::int64_t first_row, std::int64_t rows,
+                            std::span<const float> logits) {
       take_logits(*sequences[index], before[index] + first_row, rows, logits);
     });
   } catch (const std::exception& error) {
@@ -272,17 +277,21 @@ void Batch::compute(std::span<const Work> work) {
 }
 
 // `first` is the logical position of the first row.
-void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t rows, std::span<const float> logits) {
+void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t rows,
+                        std::span<const float> logits) {
   const auto width = static_cast<std::size_t>(runner_.vocabulary());
-  const auto row = [&](std::int64_t index) { return logits.subspan(static_cast<std::size_t>(index) * width, width); };
+  const auto row = [&](std::int64_t index) {
+    return logits.subspan(static_cast<std::size_t>(index) * width, width);
+  };
   if (sequence.request->prompt_logprobs) {
     for (std::int64_t i = 0; i < rows; ++i) {
       const std::int64_t next = first + i + 1;  // the token that this row predicts
       // A replay after a preemption has scored some of them before.
-      if (next != static_cast<std::int64_t>(sequence.prompt_logprobs.size()) + 1 || next >= sequence.usage.prompt_tokens)
+      if (next != static_cast<std::int64_t>(sequence.prompt_logprobs.size()) + 1 ||
+          next >= sequence.usage.prompt_tokens)
         continue;
-      sequence.prompt_logprobs.push_back(
-          logprob_of(row(i), sequence.history[static_cast<std::size_t>(next)], *sequence.request->prompt_logprobs));
+      sequence.prompt_logprobs.push_back(logprob_of(row(i), sequence.history[static_cast<std::size_t>(next)],
+                                                    *sequence.request->prompt_logprobs));
     }
   }
   if (first + rows != sequence.known_tokens()) return;
@@ -297,11 +306,13 @@ void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t row
 void Batch::remember_pages(Sequence& sequence, std::int64_t before) {
   const std::int64_t page_tokens = limits_.page_tokens;
   const auto table = sequence.cache->page_table();
-  for (std::int64_t page = before / page_tokens; (page + 1) * page_tokens <= sequence.computed_tokens(); ++page) {
+  for (std::int64_t page = before / page_tokens; (page + 1) * page_tokens <= sequence.computed_tokens();
+       ++page) {
     const std::int32_t number = table[static_cast<std::size_t>(page)];
     if (prefix_) {
-      const auto tokens = std::span<const std::int32_t>(sequence.history)
-                              .subspan(static_cast<std::size_t>(page * page_tokens), static_cast<std::size_t>(page_tokens));
+      const auto tokens =
+          std::span<const std::int32_t>(sequence.history)
+              .subspan(static_cast<std::size_t>(page * page_tokens), static_cast<std::size_t>(page_tokens));
       sequence.node = prefix_->advance(sequence.node, tokens, sequence.request->policy, number);
     }
   }
@@ -318,7 +329,8 @@ void Batch::choose() {
     const auto logits = std::span<const float>(rows_).subspan(static_cast<std::size_t>(i) * width, width);
     try {
       choosing.token = sequence.sampler.choose(logits, sequence.known_tokens());
-      if (sequence.request->logprobs) choosing.logprob = logprob_of(logits, choosing.token, *sequence.request->logprobs);
+      if (sequence.request->logprobs)
+        choosing.logprob = logprob_of(logits, choosing.token, *sequence.request->logprobs);
     } catch (const Error& error) {
       choosing.failure = Failure{error.code(), error.what()};
     }
@@ -338,7 +350,9 @@ void Batch::choose() {
       continue;
     }
     const std::int32_t token = choosing.token;
-    const auto is_stop = [&](std::span<const std::int32_t> ids) { return std::ranges::find(ids, token) != ids.end(); };
+    const auto is_stop = [&](std::span<const std::int32_t> ids) {
+      return std::ranges::find(ids, token) != ids.end();
+    };
     const bool end_of_text = tokenizer_ != nullptr && !request.ignore_eos && is_stop(tokenizer_->stops());
     if (end_of_text || is_stop(request.stop_ids)) {
       event.text = sequence.text.finish();
@@ -465,7 +479,8 @@ void Batch::check_invariants() const {
                   fmt::format("page {} has {} owners and counts {}", page, count, pages.owners(page)));
   }
   if (pages.held() != static_cast<std::int64_t>(owners.size()))
-    throw Error(ErrorCode::internal, fmt::format("{} pages are held by nobody", pages.held() - std::ssize(owners)));
+    throw Error(ErrorCode::internal,
+                fmt::format("{} pages are held by nobody", pages.held() - std::ssize(owners)));
 }
 
 }  // namespace basin::engine

@@ -66,7 +66,8 @@ class Batch {
   void start(Sequence& sequence);
   void preempt(Sequence& sequence);
   void compute(std::span<const Work> work);
-  void take_logits(Sequence& sequence, std::int64_t first_row, std::int64_t rows, std::span<const float> logits);
+  void take_logits(Sequence& sequence, std::int64_t first_row, std::int64_t rows,
+                   std::span<const float> logits);
   void choose();
   void remember_pages(Sequence& sequence, std::int64_t before);
   void release(Sequence& sequence);

@@ -9,8 +9,8 @@ namespace basin::engine {
 /// Seconds, in buckets that grow by about 2.
 class Histogram {
  public:
-  static constexpr std::array<double, 18> kBounds = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
-                                                     0.5,    1,     2,     5,     10,   20,   60,   300, 1800};
+  static constexpr std::array<double, 18> kBounds = {
+      0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 300, 1800};
   void add(double seconds) {
     std::size_t bucket = 0;
     while (bucket < kBounds.size() && seconds > kBounds[bucket]) ++bucket;
@@ -28,7 +28,8 @@ class Histogram {
 
 struct Metrics {
   // Since the start.
-  std::int64_t stopped = 0, reached_length = 0, cancelled = 0, timed_out = 0, failed = 0;  // choices, by how they ended
+  std::int64_t stopped = 0, reached_length = 0, cancelled = 0, timed_out = 0,
+               failed = 0;  // choices, by how they ended
   std::int64_t prompt_tokens = 0, generated_tokens = 0;
   std::int64_t computed_tokens = 0;  // prompts without what was found, and replays
   std::int64_t prefix_queried_tokens = 0, prefix_hit_tokens = 0;

@@ -17,7 +17,8 @@
 namespace basin::engine {
 
 struct SamplingRequest {
-  ops::SamplingOptions options;    // its repetition penalty counts the prompt; the two below count what was chosen
+  ops::SamplingOptions
+      options;  // its repetition penalty counts the prompt; the two below count what was chosen
   double presence_penalty = 0.0;   // subtracted from the logit of every token chosen so far
   double frequency_penalty = 0.0;  // subtracted once for each time that it was chosen
   std::vector<std::pair<std::int32_t, double>> logit_bias;  // added before everything else
@@ -53,13 +54,14 @@ struct Failure {
 /// One step of one choice. Exactly one event of a choice has a finish reason or a failure: its last.
 struct Event {
   std::int64_t choice = 0;
-  std::string text;                            // whole UTF-8 characters; what may begin a stop string is held back
-  std::optional<std::int32_t> token;           // chosen in this step; stop tokens are not among them
-  std::optional<TokenLogprob> logprob;         // of `token`, if asked for
-  std::vector<TokenLogprob> prompt_logprobs;   // of prompt tokens 1, 2, ...; with the first event, if asked for
+  std::string text;                     // whole UTF-8 characters; what may begin a stop string is held back
+  std::optional<std::int32_t> token;    // chosen in this step; stop tokens are not among them
+  std::optional<TokenLogprob> logprob;  // of `token`, if asked for
+  std::vector<TokenLogprob>
+      prompt_logprobs;  // of prompt tokens 1, 2, ...; with the first event, if asked for
   std::optional<FinishReason> finish_reason;
-  std::optional<std::string> stop_string;      // that ended it
-  std::optional<std::int32_t> stop_token;      // likewise
+  std::optional<std::string> stop_string;  // that ended it
+  std::optional<std::int32_t> stop_token;  // likewise
   std::optional<Failure> failure;
   Usage usage;
   Times times;
@@ -71,7 +73,7 @@ struct Request {
   std::int64_t max_tokens = 16;      // 0: the prompt is read and nothing chosen
   SamplingRequest sampling;
   std::optional<std::int64_t> logprobs, prompt_logprobs;  // alternatives of each token, 0 or more
-  std::vector<std::string> stops;                         // end the text, and are not part of it unless include_stop
+  std::vector<std::string> stops;  // end the text, and are not part of it unless include_stop
   std::vector<std::int32_t> stop_ids;
   bool include_stop = false;
   bool ignore_eos = false;    // the tokenizer's own stop tokens are tokens like others

@@ -26,7 +26,7 @@ bool goes_before(const ScheduledSequence& a, const ScheduledSequence& b) {
 // A sequence of this pass, with what it has got so far.
 struct Turn {
   const ScheduledSequence* sequence;
-  std::int64_t computed;   // where it starts from
+  std::int64_t computed;  // where it starts from
   std::int64_t tokens = 0;
 
   std::int64_t remaining() const { return sequence->known_tokens - computed - tokens; }
@@ -39,7 +39,9 @@ class Pass {
     for (const ScheduledSequence& sequence : schedule.sequences) {
       (sequence.running ? running_ : waiting_).push_back(&sequence);
     }
-    const auto by_rank = [](const ScheduledSequence* a, const ScheduledSequence* b) { return goes_before(*a, *b); };
+    const auto by_rank = [](const ScheduledSequence* a, const ScheduledSequence* b) {
+      return goes_before(*a, *b);
+    };
     std::ranges::sort(running_, by_rank);
     std::ranges::sort(waiting_, by_rank);
   }
@@ -47,7 +49,8 @@ class Pass {
   Decision decide() {
     Decision decision;
     for (const ScheduledSequence& sequence : schedule_.sequences) {
-      if (sequence.cancelled || sequence.deadline_us <= schedule_.now_us) decision.drop.push_back(sequence.id);
+      if (sequence.cancelled || sequence.deadline_us <= schedule_.now_us)
+        decision.drop.push_back(sequence.id);
     }
     if (!decision.drop.empty()) return decision;
     if (!those_that_must_go_on_can()) {
@@ -88,7 +91,8 @@ class Pass {
   void give(Turn& turn, std::int64_t tokens) {
     const std::int64_t page_tokens = schedule_.limits.page_tokens;
     const std::int64_t at = turn.computed + turn.tokens;
-    const std::int64_t room = ceil_div(at, page_tokens) * page_tokens - at + std::max<std::int64_t>(0, pages_) * page_tokens;
+    const std::int64_t room =
+        ceil_div(at, page_tokens) * page_tokens - at + std::max<std::int64_t>(0, pages_) * page_tokens;
     tokens = std::min({tokens, turn.remaining(), tokens_, room});
     if (tokens <= 0) return;
     pages_ -= pages_of(turn, tokens);
@@ -119,7 +123,8 @@ class Pass {
   std::int64_t still_needed(const Turn& turn, std::int64_t held) const {
     const ScheduledSequence& sequence = *turn.sequence;
     if (turn.remaining() == 0) return 0;
-    return std::max<std::int64_t>(0, most_pages(schedule_.limits, sequence.policy, sequence.known_tokens) - held);
+    return std::max<std::int64_t>(
+        0, most_pages(schedule_.limits, sequence.policy, sequence.known_tokens) - held);
   }
 
   void share_out() {
@@ -128,7 +133,8 @@ class Pass {
       if (turn.remaining() > 0 && turn.tokens == 0) prompts.push_back(&turn);
     }
     if (prompts.empty()) return;
-    std::ranges::sort(prompts, [](const Turn* a, const Turn* b) { return goes_before(*a->sequence, *b->sequence); });
+    std::ranges::sort(prompts,
+                      [](const Turn* a, const Turn* b) { return goes_before(*a->sequence, *b->sequence); });
     Turn& first = *prompts.front();
     give(first, (tokens_ + 1) / 2);
     std::sort(prompts.begin() + 1, prompts.end(), [](const Turn* a, const Turn* b) {
@@ -179,14 +185,17 @@ void check_invariants(const Schedule& schedule) {
     const std::string who = fmt::format("sequence {} ", sequence.id);
     if (!ids.insert(sequence.id).second) refuse(who + "is there twice");
     if (sequence.known_tokens <= sequence.computed_tokens || sequence.computed_tokens < 0)
-      refuse(who + fmt::format("has computed {} of {} tokens", sequence.computed_tokens, sequence.known_tokens));
+      refuse(who +
+             fmt::format("has computed {} of {} tokens", sequence.computed_tokens, sequence.known_tokens));
     running += sequence.running;
     if (!sequence.running && (sequence.held_pages != 0 || sequence.computed_tokens != 0))
       refuse(who + fmt::format("waits and holds {} pages", sequence.held_pages));
     if (sequence.running && sequence.blocked) refuse(who + "runs and is blocked");
     if (sequence.held_pages < 0 ||
-        sequence.held_pages > most_pages(limits, sequence.policy, std::max<std::int64_t>(1, sequence.computed_tokens)))
-      refuse(who + fmt::format("holds {} pages for {} tokens", sequence.held_pages, sequence.computed_tokens));
+        sequence.held_pages >
+            most_pages(limits, sequence.policy, std::max<std::int64_t>(1, sequence.computed_tokens)))
+      refuse(who +
+             fmt::format("holds {} pages for {} tokens", sequence.held_pages, sequence.computed_tokens));
     if (!sequence.running && sequence.cached_tokens >= sequence.known_tokens)
       refuse(who + "would find nothing to compute");
   }
@@ -197,7 +206,8 @@ void check_invariants(const Schedule& schedule, const Decision& decision) {
   std::unordered_map<std::uint64_t, const ScheduledSequence*> by_id;
   for (const ScheduledSequence& sequence : schedule.sequences) by_id[sequence.id] = &sequence;
   const bool leaves = !decision.drop.empty() || !decision.preempt.empty();
-  if (leaves && (!decision.admit.empty() || !decision.work.empty())) refuse("somebody leaves and others go on");
+  if (leaves && (!decision.admit.empty() || !decision.work.empty()))
+    refuse("somebody leaves and others go on");
   for (const std::uint64_t id : decision.preempt) {
     if (!by_id.at(id)->running) refuse(fmt::format("sequence {} waits and is preempted", id));
   }
@@ -215,7 +225,8 @@ void check_invariants(const Schedule& schedule, const Decision& decision) {
   for (const Work& work : decision.work) {
     ScheduledSequence sequence = *by_id.at(work.id);
     if (!worked.insert(work.id).second) refuse(fmt::format("sequence {} works twice", work.id));
-    if (!sequence.running && !admitted.contains(work.id)) refuse(fmt::format("sequence {} waits and works", work.id));
+    if (!sequence.running && !admitted.contains(work.id))
+      refuse(fmt::format("sequence {} waits and works", work.id));
     if (!sequence.running) sequence.computed_tokens = sequence.cached_tokens;
     if (work.tokens < 1 || work.tokens > sequence.known_tokens - sequence.computed_tokens)
       refuse(fmt::format("sequence {} computes {} tokens", work.id, work.tokens));

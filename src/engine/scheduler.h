@@ -21,12 +21,14 @@ inline constexpr std::int64_t kNever = std::int64_t{1} << 62;
 
 struct ScheduledSequence {
   std::uint64_t id = 0;
-  std::int64_t rank_us = 0;  // arrival minus the head start of its priority; the lower goes first, then the lower id
+  std::int64_t rank_us =
+      0;  // arrival minus the head start of its priority; the lower goes first, then the lower id
   std::int64_t deadline_us = kNever;
   bool cancelled = false;
-  bool running = false;         // else it waits and holds nothing
-  bool blocked = false;         // waits for a sequence with the same prompt, whose pages it will share
-  std::int64_t known_tokens = 0;     // prompt and what has been chosen since: at least one more than computed_tokens
+  bool running = false;  // else it waits and holds nothing
+  bool blocked = false;  // waits for a sequence with the same prompt, whose pages it will share
+  std::int64_t known_tokens =
+      0;  // prompt and what has been chosen since: at least one more than computed_tokens
   std::int64_t computed_tokens = 0;  // whose keys and values exist
   std::int64_t held_pages = 0;
   /// Of a waiting sequence: what is there already when it starts.

@@ -106,7 +106,8 @@ Request random_request() {
   // Few different beginnings, so that prompts share pages, also under unequal masks.
   std::vector<std::int32_t> prompt = text(between(0, 1), between(1, 60));
   const std::int64_t own = between(0, 8);
-  for (std::int64_t i = 0; i < own; ++i) prompt.push_back(static_cast<std::int32_t>(between(0, kVocabulary - 1)));
+  for (std::int64_t i = 0; i < own; ++i)
+    prompt.push_back(static_cast<std::int32_t>(between(0, kVocabulary - 1)));
   Request asked = request(std::move(prompt), between(0, 30));
   if (between(0, 1) == 1) asked.policy = {between(0, 6), between(1, 24), between(0, 1) == 1};
   asked.choices = between(0, 4) == 0 ? 3 : 1;
@@ -173,7 +174,8 @@ RC_GTEST_PROP(Batch, AnswersAreThoseOfTheRequestAlone, ()) {
 
 TEST(Batch, PreemptionChangesNoToken) {
   Bench bench(26, options(4, 32));
-  for (std::uint64_t id = 1; id <= 4; ++id) bench.add(id, request(text(static_cast<std::int64_t>(id), 20), 60));
+  for (std::uint64_t id = 1; id <= 4; ++id)
+    bench.add(id, request(text(static_cast<std::int64_t>(id), 20), 60));
   ASSERT_TRUE(bench.run(10'000));
   std::int64_t preemptions = 0;
   for (std::uint64_t id = 1; id <= 4; ++id) {
@@ -200,7 +202,8 @@ TEST(Batch, AWindowNeedsABoundedNumberOfPages) {
 TEST(Batch, EqualPromptsUnderUnequalMasksShareNothingTheySeeDifferently) {
   Request first = request(text(1, 40), 10);
   first.policy = {2, 10, true};
-  for (const kv::Policy& policy : {kv::Policy{}, kv::Policy{2, 11, true}, kv::Policy{3, 10, true}, kv::Policy{2, 10, false}}) {
+  for (const kv::Policy& policy :
+       {kv::Policy{}, kv::Policy{2, 11, true}, kv::Policy{3, 10, true}, kv::Policy{2, 10, false}}) {
     Request second = first;
     second.policy = policy;
     Bench bench(100, options(4, 8));  // small passes: a page is known before the window has left it
@@ -341,7 +344,8 @@ TEST(Batch, PrioritiesGoFirst) {
     bench.batch->step();
     for (std::uint64_t id = 1; id <= 3; ++id) {
       const auto found = bench.answers.find({id, 0});
-      if (found != bench.answers.end() && found->second.ends == 1 && std::ranges::find(order, id) == order.end())
+      if (found != bench.answers.end() && found->second.ends == 1 &&
+          std::ranges::find(order, id) == order.end())
         order.push_back(id);
     }
   }

@@ -31,7 +31,8 @@ class FakeRunner : public engine::Runner {
     std::int64_t tokens = 0;
     for (std::size_t index = 0; index < work.size(); ++index) {
       tokens += static_cast<std::int64_t>(work[index].tokens.size());
-      run_one(work[index], [&](std::int64_t row, std::span<const float> logits) { on_logits(index, row, 1, logits); });
+      run_one(work[index],
+              [&](std::int64_t row, std::span<const float> logits) { on_logits(index, row, 1, logits); });
     }
     most_tokens = std::max(most_tokens, tokens);
   }
@@ -45,7 +46,8 @@ class FakeRunner : public engine::Runner {
   // Of every key that position p sees: its token, and what was seen there. The last key's token is `token`.
   std::uint64_t look(const kv::Cache& cache, std::int64_t p, float token) const {
     const kv::Policy& policy = cache.policy();
-    std::uint64_t hash = policy.in_cache_positions && p >= policy.sink_tokens + policy.window && policy.window > 0;
+    std::uint64_t hash =
+        policy.in_cache_positions && p >= policy.sink_tokens + policy.window && policy.window > 0;
     const auto* keys = static_cast<const float*>(cache.keys(0).data);
     const auto* values = static_cast<const float*>(cache.values(0).data);
     const std::int64_t page_tokens = cache.shape().page_tokens;
@@ -54,7 +56,8 @@ class FakeRunner : public engine::Runner {
       const std::int32_t page = cache.pages()[j / page_tokens];
       if (page < 0) throw Error(ErrorCode::internal, "a visible page is not there");
       const std::int64_t row = page * page_tokens + j % page_tokens;
-      if (std::isnan(keys[row]) || std::isnan(values[row])) throw Error(ErrorCode::internal, "a freed page is read");
+      if (std::isnan(keys[row]) || std::isnan(values[row]))
+        throw Error(ErrorCode::internal, "a freed page is read");
       hash = mix(mix(hash, static_cast<std::uint64_t>(keys[row])), static_cast<std::uint64_t>(values[row]));
     }
     return mix(mix(hash, static_cast<std::uint64_t>(token)), static_cast<std::uint64_t>(p));
@@ -72,10 +75,12 @@ class FakeRunner : public engine::Runner {
       k[at] = static_cast<float>(work.tokens[at]);
       const std::uint64_t seen = look(cache, first + t, k[at]);
       v[at] = static_cast<float>(seen & 0xffffff);  // a float holds 24 bits exactly
-      cache.append(0, k.data(), v.data());          // later rows of the step are overwritten when their turn comes
-      const bool wanted = work.rows == models::LogitsRows::all || (work.rows == models::LogitsRows::last && t == count - 1);
+      cache.append(0, k.data(), v.data());  // later rows of the step are overwritten when their turn comes
+      const bool wanted =
+          work.rows == models::LogitsRows::all || (work.rows == models::LogitsRows::last && t == count - 1);
       if (!wanted) continue;
-      for (std::size_t id = 0; id < logits.size(); ++id) logits[id] = static_cast<float>(mix(seen, id) & 0xffff) / 8192.0f;
+      for (std::size_t id = 0; id < logits.size(); ++id)
+        logits[id] = static_cast<float>(mix(seen, id) & 0xffff) / 8192.0f;
       on_row(t, logits);
     }
     step.end();
