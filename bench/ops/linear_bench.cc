@@ -16,7 +16,7 @@ constexpr std::int64_t kDecodeBytes = std::int64_t{256} << 20;
 struct Shape {
   std::int64_t outputs, inputs;
 };
-constexpr Shape kShapes[] = {{576, 576}, {1536, 576}, {576, 1536}, {49152, 576}};
+constexpr Shape kShapes[] = {{576, 576}, {1536, 576}, {576, 1536}, {49152, 576}, {2048, 2048}};
 
 void run(benchmark::State& state, DType dtype, Compute compute, Shape shape, std::int64_t tokens) {
   ThreadPool pool(0);
@@ -43,9 +43,11 @@ void run(benchmark::State& state, DType dtype, Compute compute, Shape shape, std
 }
 
 void add_all() {
-  for (const DType dtype : {DType::bf16, DType::q8_0, DType::q4_1}) {
+  for (const DType dtype : {DType::bf16, DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::mxfp4,
+                            DType::q4_k, DType::q5_k, DType::q6_k}) {
     for (const Compute compute : {Compute::fast, Compute::fp32}) {
       for (const Shape shape : kShapes) {
+        if (shape.inputs % block_elements(dtype) != 0) continue;
         for (const std::int64_t tokens : {1, 512}) {
           const std::string title = std::string(name(dtype)) +
                                     (compute == Compute::fast ? "/fast/" : "/fp32/") +

@@ -19,17 +19,12 @@ const weights::Tensor& TensorTable::take(const std::string& name, const std::vec
                 fmt::format("{}: tensor '{}' is [{}]; the configuration needs [{}]", where_, name,
                             fmt::join(tensor.shape, ", "), fmt::join(shape, ", ")));
   }
-  switch (tensor.dtype) {
-    case DType::f32:
-    case DType::f16:
-    case DType::bf16:
-    case DType::q8_0:
-    case DType::q4_1:
-      break;
-    default:
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("{}: tensor '{}' is stored as {}", where_, name, basin::name(tensor.dtype)),
-                  "weights may be f32, f16, bf16, q8_0 or q4_1");
+  const bool is_float =
+      tensor.dtype == DType::f32 || tensor.dtype == DType::f16 || tensor.dtype == DType::bf16;
+  if (!is_float && !is_quantised(tensor.dtype)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{}: tensor '{}' is stored as {}", where_, name, basin::name(tensor.dtype)),
+                "weights may be f32, f16, bf16 or quantised blocks");
   }
   if (taken_.insert(name).second) {
     std::int64_t count = 1;

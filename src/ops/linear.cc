@@ -30,19 +30,32 @@ cpu::Weights kind(DType dtype) {
       return cpu::Weights::bf16;
     case DType::q8_0:
       return cpu::Weights::q8_0;
+    case DType::q4_0:
+      return cpu::Weights::q4_0;
     case DType::q4_1:
       return cpu::Weights::q4_1;
+    case DType::q5_0:
+      return cpu::Weights::q5_0;
+    case DType::q5_1:
+      return cpu::Weights::q5_1;
+    case DType::q4_k:
+      return cpu::Weights::q4_k;
+    case DType::q5_k:
+      return cpu::Weights::q5_k;
+    case DType::q6_k:
+      return cpu::Weights::q6_k;
+    case DType::mxfp4:
+      return cpu::Weights::mxfp4;
     default:
       throw Error(ErrorCode::unsupported,
                   fmt::format("a weight matrix of {} cannot be multiplied", name(dtype)),
-                  "supported are f32, f16, bf16, q8_0 and q4_1");
+                  "supported are f32, f16, bf16, and quantised blocks");
   }
 }
 
 Activations form(DType dtype, Compute compute) {
   if (compute == Compute::fp32) return Activations::f32;
-  if (dtype == DType::q8_0) return Activations::int8;
-  if (dtype == DType::q4_1) return Activations::int8_q4;
+  if (is_quantised(dtype)) return cpu::int8_form(kind(dtype));
   if (dtype == DType::bf16 && cpu::kernel().has_bf16_dots) return Activations::bf16;
   return Activations::f32;
 }
@@ -77,12 +90,13 @@ class Inputs {
         memory;  // of the calling thread; the pool only fills it
     const std::int64_t blocks = to.padded / cpu::kBlock;
     to.row_bytes = to.padded * (form == Activations::bf16 ? 2 : 1);
-    const std::int64_t scales = form == Activations::bf16 ? 0 : tokens_ * blocks * 4;
+    const std::int64_t factors =
+        form == Activations::bf16 ? 0 : tokens_ * blocks * 3;  // two scales and a sum
     std::byte* bytes = memory[static_cast<std::size_t>(form)].at_least(
-        static_cast<std::size_t>(tokens_ * to.row_bytes + 2 * scales));
+        static_cast<std::size_t>(tokens_ * to.row_bytes + 4 * factors));
     to.data = bytes;
     to.scale = reinterpret_cast<const float*>(bytes + tokens_ * to.row_bytes);
-    to.scaled_sum = to.scale + tokens_ * blocks;
+    to.scaled_sum = to.scale + tokens_ * blocks * 2;
     constexpr std::int64_t kTokensPerTask = 32;
     pool.parallel_for((tokens_ + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
       cpu::Prepared part =
@@ -98,7 +112,7 @@ class Inputs {
     part.tokens = count;
     part.data += first * whole.row_bytes;
     if (whole.scale != nullptr) {
-      part.scale += first * (whole.padded / cpu::kBlock);
+      part.scale += first * (whole.padded / 16);
       part.scaled_sum += first * (whole.padded / cpu::kBlock);
     }
     return part;

@@ -15,13 +15,13 @@
 namespace basin::ops {
 
 /// How activations enter a product. fp32: kept in float, weights widened to float. fast: bf16 pairs for bf16
-/// weights (where the CPU has them), int8 blocks of 32 for q8_0 and q4_1 weights, float for the rest.
+/// weights (where the CPU has them), int8 blocks of 32 for quantised weights, float for the rest.
 enum class Compute { fp32, fast };
 
 /// A weight in row-major storage, [outputs, inputs]; borrowed (usually a mapped file), any alignment.
 struct WeightMatrix {
   const std::byte* data = nullptr;  // not null
-  DType dtype = DType::f32;         // f32, f16, bf16, q8_0, q4_1
+  DType dtype = DType::f32;         // f32, f16, bf16, or quantised
   std::int64_t outputs = 0;
   std::int64_t inputs = 0;  // a multiple of the dtype's block
 

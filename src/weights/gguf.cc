@@ -8,6 +8,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "basin/base/error.h"
 #include "weights/printable.h"
@@ -34,15 +35,25 @@ enum ValueType : std::uint32_t {
 struct TensorType {
   std::uint32_t id;
   const char* text;
+  std::optional<DType> dtype;  // none: known by name, so that a refusal can say what the file has
 };
-// Names of ggml's types, so that a refusal can say what the file has.
-constexpr TensorType kTensorTypes[] = {
-    {0, "F32"},     {1, "F16"},    {2, "Q4_0"},     {3, "Q4_1"},    {6, "Q5_0"},     {7, "Q5_1"},
-    {8, "Q8_0"},    {9, "Q8_1"},   {10, "Q2_K"},    {11, "Q3_K"},   {12, "Q4_K"},    {13, "Q5_K"},
-    {14, "Q6_K"},   {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
-    {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"},   {23, "IQ4_XS"}, {24, "I8"},      {25, "I16"},
-    {26, "I32"},    {27, "I64"},   {28, "F64"},     {29, "IQ1_M"},  {30, "BF16"},    {34, "TQ1_0"},
-    {35, "TQ2_0"},  {39, "MXFP4"}};
+constexpr TensorType kTensorTypes[] = {{0, "F32", DType::f32},    {1, "F16", DType::f16},
+                                       {2, "Q4_0", DType::q4_0},  {3, "Q4_1", DType::q4_1},
+                                       {6, "Q5_0", DType::q5_0},  {7, "Q5_1", DType::q5_1},
+                                       {8, "Q8_0", DType::q8_0},  {9, "Q8_1", {}},
+                                       {10, "Q2_K", {}},          {11, "Q3_K", {}},
+                                       {12, "Q4_K", DType::q4_k}, {13, "Q5_K", DType::q5_k},
+                                       {14, "Q6_K", DType::q6_k}, {15, "Q8_K", {}},
+                                       {16, "IQ2_XXS", {}},       {17, "IQ2_XS", {}},
+                                       {18, "IQ3_XXS", {}},       {19, "IQ1_S", {}},
+                                       {20, "IQ4_NL", {}},        {21, "IQ3_S", {}},
+                                       {22, "IQ2_S", {}},         {23, "IQ4_XS", {}},
+                                       {24, "I8", DType::i8},     {25, "I16", DType::i16},
+                                       {26, "I32", DType::i32},   {27, "I64", DType::i64},
+                                       {28, "F64", DType::f64},   {29, "IQ1_M", {}},
+                                       {30, "BF16", DType::bf16}, {34, "TQ1_0", {}},
+                                       {35, "TQ2_0", {}},         {39, "MXFP4", DType::mxfp4},
+                                       {40, "NVFP4", {}}};
 
 class Reader {
  public:
@@ -216,37 +227,15 @@ GgufValue read_value(Reader& in, const std::string& key) {
 }
 
 DType tensor_dtype(Reader& in, std::uint32_t type, const std::string& tensor) {
-  switch (type) {
-    case 0:
-      return DType::f32;
-    case 1:
-      return DType::f16;
-    case 3:
-      return DType::q4_1;
-    case 8:
-      return DType::q8_0;
-    case 24:
-      return DType::i8;
-    case 25:
-      return DType::i16;
-    case 26:
-      return DType::i32;
-    case 27:
-      return DType::i64;
-    case 28:
-      return DType::f64;
-    case 30:
-      return DType::bf16;
-    default:
-      break;
-  }
   std::string text = fmt::format("{} (unknown)", type);
-  for (const auto& known : kTensorTypes) {
-    if (known.id == type) text = known.text;
+  for (const TensorType& known : kTensorTypes) {
+    if (known.id != type) continue;
+    if (known.dtype) return *known.dtype;
+    text = known.text;
   }
   throw in.unsupported(
       fmt::format("stores tensor '{}' as {}, which is not supported", printable(tensor), text),
-      "supported are F32, F16, BF16, Q8_0 and Q4_1");
+      "supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K and MXFP4");
 }
 
 /// A tensor and where the file says it lies, relative to the data section.

@@ -118,6 +118,29 @@ TEST(DType, BlocksAndNames) {
   EXPECT_EQ(name(DType::q4_1), "q4_1");
   EXPECT_TRUE(is_quantised(DType::q8_0));
   EXPECT_FALSE(is_quantised(DType::f16));
+  EXPECT_EQ(block_bytes(DType::mxfp4), 1 + 16);
+  EXPECT_EQ(block_bytes(DType::q4_k), 2 + 2 + 12 + 128);
+  EXPECT_EQ(block_bytes(DType::q5_k), 2 + 2 + 12 + 32 + 128);
+  EXPECT_EQ(block_bytes(DType::q6_k), 128 + 64 + 16 + 2);
+  EXPECT_EQ(block_elements(DType::q6_k), 256);
+  EXPECT_EQ(name(DType::mxfp4), "mxfp4");  // the last one: the table has no gap
+  EXPECT_EQ(name(DType::f8_e4m3), "f8_e4m3");
+}
+
+// What OCP's E4M3 means, in double.
+TEST(DType, F8EveryPatternReadsByDefinition) {
+  for (int bits = 0; bits < 256; ++bits) {
+    const double sign = bits >= 128 ? -1 : 1;
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    const float got = f8_e4m3_to_float(static_cast<std::uint8_t>(bits));
+    if (exponent == 15 && fraction == 7) {
+      EXPECT_TRUE(std::isnan(got)) << bits;
+      continue;
+    }
+    const double want = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    EXPECT_EQ(static_cast<double>(got), sign * want) << bits;
+    EXPECT_EQ(std::signbit(got), bits >= 128) << bits;
+  }
 }
 
 }  // namespace

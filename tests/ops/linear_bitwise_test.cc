@@ -17,7 +17,7 @@ TEST_F(LinearBitwise, AlonePerChunkAndWhole) {
   constexpr std::int64_t kTokens = 150, kOutputs = 67;
   ThreadPool one(1), two(2);
   for (const DType dtype : kWeightTypes) {
-    for (const std::int64_t inputs : {96, 576}) {
+    for (const std::int64_t inputs : {whole_blocks(dtype, 96), whole_blocks(dtype, 576)}) {
       for (const Compute compute : {Compute::fp32, Compute::fast}) {
         const Weights weights(dtype, kOutputs, inputs, 1);
         const auto x = random_floats(kTokens * inputs, 2);
@@ -41,7 +41,7 @@ TEST_F(LinearBitwise, AlonePerChunkAndWhole) {
 TEST_F(LinearBitwise, ARowDoesNotDependOnItsNeighbours) {
   ThreadPool pool(2);
   for (const DType dtype : kWeightTypes) {
-    const std::int64_t inputs = 160;
+    const std::int64_t inputs = whole_blocks(dtype, 160);
     const Weights weights(dtype, 41, inputs, 3);
     const auto x = random_floats(6 * inputs, 4);
     const auto whole = multiply(x, 6, weights.matrix, Compute::fast, pool);
@@ -64,7 +64,7 @@ TEST_F(LinearBitwise, AMarredTokenDoesNotTouchTheOthers) {
   ThreadPool pool(1);
   for (const DType dtype : kWeightTypes) {
     for (const Compute compute : {Compute::fp32, Compute::fast}) {
-      const std::int64_t inputs = 128;
+      const std::int64_t inputs = whole_blocks(dtype, 128);
       const Weights weights(dtype, 9, inputs, 5);
       const auto clean = random_floats(8 * inputs, 6);
       const auto expected = multiply(clean, 8, weights.matrix, compute, pool);

@@ -19,24 +19,32 @@ class LinearHostile : public KernelTest {};
 
 TEST_F(LinearHostile, LargestQuantisedValuesDoNotSaturate) {
   ThreadPool pool(1);
-  constexpr std::int64_t kInputs = 64;
-  for (const DType dtype : {DType::q8_0, DType::q4_1}) {
-    for (const int fill : {0x80, 0x7f, 0xff}) {  // q8_0: -128, 127, -1; q4_1: nibbles 0 and 8, 15 and 7, 15
-      std::array<std::byte, 2 * block_bytes(DType::q8_0)> bytes;  // the larger of the two
-      bytes.fill(static_cast<std::byte>(fill));
+  for (const DType dtype : kQuantisedTypes) {
+    for (const int fill : {0x80, 0x7f, 0xff, 0x00}) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(2 * block_bytes(dtype)),
+                                   static_cast<std::byte>(fill));
+      const auto inputs = static_cast<std::size_t>(2 * block_elements(dtype));
+      double sum = 0, magnitude = 0;
       for (int b = 0; b < 2; ++b) {
         std::byte* block = bytes.data() + b * block_bytes(dtype);
         const f16 one = to_f16(1.0f), zero = to_f16(0.0f);
-        std::memcpy(block, &one, 2);
-        if (dtype == DType::q4_1) std::memcpy(block + 2, &zero, 2);
+        if (dtype == DType::mxfp4) {
+          block[0] = std::byte{127};
+        } else {
+          std::memcpy(block + (dtype == DType::q6_k ? 208 : 0), &one, 2);
+        }
+        if (dtype == DType::q4_1 || dtype == DType::q5_1 || dtype == DType::q4_k || dtype == DType::q5_k)
+          std::memcpy(block + 2, &zero, 2);
+        for (int i = 0; i < block_elements(dtype); ++i) {
+          const Element e = element(dtype, block, i);
+          sum += static_cast<double>(e.d) * e.q;
+          magnitude += std::fabs(static_cast<double>(e.d) * e.q);
+        }
       }
-      const double sum =
-          dtype == DType::q8_0 ? 64.0 * static_cast<std::int8_t>(fill) : 32.0 * ((fill & 15) + (fill >> 4));
-      const WeightMatrix matrix{bytes.data(), dtype, 1, kInputs};
+      const WeightMatrix matrix{bytes.data(), dtype, 1, static_cast<std::int64_t>(inputs)};
       for (const float a : {1.0f, -1.0f, 1e30f, 1e-30f}) {
-        const std::vector<float> x(kInputs, a);
-        const auto y = multiply(x, 1, matrix, Compute::fast, pool);
-        EXPECT_NEAR(static_cast<double>(y[0]) / static_cast<double>(a), sum, 1e-5 * std::fabs(sum))
+        const auto y = multiply(std::vector<float>(inputs, a), 1, matrix, Compute::fast, pool);
+        EXPECT_NEAR(static_cast<double>(y[0]) / static_cast<double>(a), sum, 1e-5 * magnitude)
             << name(dtype) << " " << fill;
       }
     }
@@ -46,10 +54,12 @@ TEST_F(LinearHostile, LargestQuantisedValuesDoNotSaturate) {
 TEST_F(LinearHostile, ZeroAndSubnormalTokensGiveNoNan) {
   ThreadPool pool(1);
   for (const DType dtype : kWeightTypes) {
-    const Weights weights(dtype, 5, 64, 1);
+    const std::int64_t inputs = whole_blocks(dtype, 64);
+    const Weights weights(dtype, 5, inputs, 1);
     for (const float a : {0.0f, -0.0f, 1e-42f}) {
       for (const Compute compute : {Compute::fp32, Compute::fast}) {
-        for (const float value : multiply(std::vector<float>(64, a), 1, weights.matrix, compute, pool)) {
+        for (const float value : multiply(std::vector<float>(static_cast<std::size_t>(inputs), a), 1,
+                                          weights.matrix, compute, pool)) {
           EXPECT_NEAR(value, 0.0f, 1e-38f) << name(dtype);
         }
       }
@@ -61,14 +71,16 @@ TEST_F(LinearHostile, ReadsAndWritesOnlyItsOwn) {
   ThreadPool pool(2);
   for (const DType dtype : kWeightTypes) {
     for (const Compute compute : {Compute::fp32, Compute::fast}) {
-      constexpr std::int64_t kInputs = 96, kOutputs = 13, kTokens = 7, kXStride = 100, kYStride = 17;
-      const Weights weights(dtype, kOutputs, kInputs, 2);
-      const auto dense = random_floats(kTokens * kInputs, 3);
-      std::vector<float> x(kTokens * kXStride, kNan), y(kTokens * kYStride, 12345.0f);
+      constexpr std::int64_t kOutputs = 13, kTokens = 7, kYStride = 17;
+      const std::int64_t inputs = whole_blocks(dtype, 96), x_stride = inputs + 4;
+      const Weights weights(dtype, kOutputs, inputs, 2);
+      const auto dense = random_floats(kTokens * inputs, 3);
+      std::vector<float> x(static_cast<std::size_t>(kTokens * x_stride), kNan),
+          y(kTokens * kYStride, 12345.0f);
       for (std::int64_t t = 0; t < kTokens; ++t)
-        std::copy_n(dense.begin() + t * kInputs, kInputs, x.begin() + t * kXStride);
+        std::copy_n(dense.begin() + t * inputs, inputs, x.begin() + t * x_stride);
       const LinearOutput output{&weights.matrix, nullptr, y.data(), kYStride};
-      linear(x.data(), kXStride, kTokens, {&output, 1}, compute, pool);
+      linear(x.data(), x_stride, kTokens, {&output, 1}, compute, pool);
       const auto expected = multiply(dense, kTokens, weights.matrix, compute, pool);
       for (std::int64_t t = 0; t < kTokens; ++t) {
         for (std::int64_t r = 0; r < kYStride; ++r) {
@@ -87,10 +99,11 @@ TEST_F(LinearHostile, ReadsAndWritesOnlyItsOwn) {
 #ifdef BASIN_HAS_ADDRESS_SANITIZER
 // The kernels are compiled with fewer checks than the rest (cmake/options.cmake): these must stay.
 TEST_F(LinearHostile, TheSanitizerSeesAReadBeyondTheWeightsAndAWriteBeyondTheOutputs) {
-  constexpr std::int64_t kInputs = 64, kOutputs = 5;
-  const std::vector<float> x = random_floats(kInputs, 1);
+  constexpr std::int64_t kOutputs = 5;
   for (const DType dtype : kWeightTypes) {
-    const Weights weights(dtype, kOutputs, kInputs, 2);
+    const std::int64_t inputs = whole_blocks(dtype, 64);
+    const std::vector<float> x = random_floats(inputs, 1);
+    const Weights weights(dtype, kOutputs, inputs, 2);
     const std::vector<std::byte> cut(weights.matrix.data, weights.bytes.data() + weights.bytes.size() - 1);
     WeightMatrix cut_matrix = weights.matrix;
     cut_matrix.data = cut.data();
@@ -99,7 +112,7 @@ TEST_F(LinearHostile, TheSanitizerSeesAReadBeyondTheWeightsAndAWriteBeyondTheOut
         ThreadPool pool(1);
         std::vector<float> y(outputs);
         const LinearOutput output{&matrix, nullptr, y.data(), kOutputs};
-        linear(x.data(), kInputs, 1, {&output, 1}, compute, pool);
+        linear(x.data(), inputs, 1, {&output, 1}, compute, pool);
       };
       EXPECT_DEATH(run(cut_matrix, kOutputs), "AddressSanitizer") << name(dtype);
       EXPECT_DEATH(run(weights.matrix, kOutputs - 1), "AddressSanitizer") << name(dtype);

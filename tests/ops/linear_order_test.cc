@@ -29,12 +29,6 @@ float fold(Lanes x) {
   return x[0];
 }
 
-float half_at(const std::byte* p) {
-  f16 x;
-  std::memcpy(&x, p, 2);
-  return to_float(x);
-}
-
 // fp32: lane k mod 16 is one chain of fused products over ascending k.
 float float_product(const std::vector<float>& weight, const float* x) {
   Lanes sum{};
@@ -59,32 +53,50 @@ Block quantise(const float* x) {
   return block;
 }
 
-// int8: blocks go in pairs. Of each pair a lane takes four elements: q8_0 in the order stored, q4_1 the low nibbles of
-// both blocks, then the high ones. Their exact dot, times d_w d_a rounded once, joins the lane by a fused product.
-float int8_product(DType dtype, const std::byte* row, std::int64_t blocks, const float* x) {
+// Where in 64 elements the unpacked element i lies: in place, or, in formats whose byte i holds the elements i and i + 16 of
+// a block, the low halves of both blocks, then the high ones.
+std::size_t stored(DType dtype, std::size_t i) {
+  switch (dtype) {
+    case DType::q4_0:
+    case DType::q4_1:
+    case DType::q5_0:
+    case DType::q5_1:
+    case DType::mxfp4:
+      return i % 16 + i / 16 % 2 * 32 + i / 32 * 16;
+    default:
+      return i;
+  }
+}
+
+bool has_min(DType dtype) {
+  return dtype == DType::q4_1 || dtype == DType::q5_1 || dtype == DType::q4_k || dtype == DType::q5_k;
+}
+
+// int8: of each 64 elements a lane takes four, in unpacked order. Their exact dot, times d_w d_a rounded once, joins the lane
+// by a fused product; m of block b times the scaled sum of the activations joins the lane b mod 16 of the offsets.
+float int8_product(DType dtype, const Element* row, std::size_t inputs, const float* x) {
   Lanes sum{}, offsets{};
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const std::byte* w = row + b * block_bytes(dtype);
-    const Block a = quantise(x + 32 * b);
-    for (std::int64_t group = 0; group < 8; ++group) {
+  std::vector<Block> blocks;
+  for (std::size_t b = 0; b < inputs / 32; ++b) {
+    blocks.push_back(quantise(x + 32 * b));
+    float& to = offsets[b % 16];
+    if (has_min(dtype)) to = joined(row[32 * b].m, blocks[b].scaled_sum, to);
+  }
+  for (std::size_t group = 0; group < inputs; group += 64) {
+    for (std::size_t lane = 0; lane < 16; ++lane) {
       int dot = 0;
-      for (std::int64_t n = 4 * group; n < 4 * group + 4; ++n) {
-        const int q = dtype == DType::q8_0 ? static_cast<int>(static_cast<std::int8_t>(w[2 + n]))
-                      : n < 16             ? static_cast<int>(w[4 + n]) & 15
-                                           : static_cast<int>(w[4 + n - 16]) >> 4;
-        dot += q * a.q[static_cast<std::size_t>(n)];
+      float d_w = 0, d_a = 0;
+      for (std::size_t i = 4 * lane; i < 4 * lane + 4; ++i) {
+        const std::size_t at = group + stored(dtype, i);
+        if (at >= inputs) continue;  // the second of two blocks that is not there
+        dot += row[at].q * blocks[at / 32].q[at % 32];
+        d_w = row[at].d;
+        d_a = blocks[at / 32].d;
       }
-      const std::int64_t lane =
-          dtype == DType::q8_0 ? b % 2 * 8 + group : group / 4 * 8 + b % 2 * 4 + group % 4;
-      float& to = sum[static_cast<std::size_t>(lane)];
-      to = joined(static_cast<float>(dot), half_at(w) * a.d, to);
-    }
-    if (dtype == DType::q4_1) {
-      float& to = offsets[static_cast<std::size_t>(b % 16)];
-      to = joined(half_at(w + 2), a.scaled_sum, to);
+      sum[lane] = joined(static_cast<float>(dot), d_w * d_a, sum[lane]);
     }
   }
-  return dtype == DType::q4_1 ? fold(sum) + fold(offsets) : fold(sum);
+  return has_min(dtype) ? fold(sum) + fold(offsets) : fold(sum);
 }
 
 class LinearOrder : public KernelTest {};
@@ -93,8 +105,9 @@ TEST_F(LinearOrder, EqualsTheScalarSpellingBitForBit) {
   ThreadPool pool(2);
   constexpr std::int64_t kOutputs = 11, kTokens = 7;
   for (const DType dtype : kWeightTypes) {
-    for (const std::int64_t inputs :
+    for (const std::int64_t at_least :
          {32, 64, 96, 544, 1536}) {  // odd and even numbers of blocks, more than 16
+      const std::int64_t inputs = whole_blocks(dtype, at_least);
       const Weights weights(dtype, kOutputs, inputs, static_cast<std::uint64_t>(inputs));
       const auto x = random_floats(kTokens * inputs, 2);
       for (const Compute compute : {Compute::fp32, Compute::fast}) {
@@ -107,11 +120,10 @@ TEST_F(LinearOrder, EqualsTheScalarSpellingBitForBit) {
           widen_row(weights.matrix, r, wide.data());
           for (std::int64_t t = 0; t < kTokens; ++t) {
             const float* token = x.data() + t * inputs;
-            const float expected =
-                compute == Compute::fast && is_quantised(dtype)
-                    ? int8_product(dtype, weights.matrix.data + r * weights.matrix.row_bytes(), inputs / 32,
-                                   token)
-                    : float_product(wide, token);
+            const float expected = compute == Compute::fast && is_quantised(dtype)
+                                       ? int8_product(dtype, weights.elements.data() + r * inputs,
+                                                      static_cast<std::size_t>(inputs), token)
+                                       : float_product(wide, token);
             const float actual = y[static_cast<std::size_t>(t * kOutputs + r)];
             ASSERT_EQ(std::bit_cast<std::uint32_t>(actual), std::bit_cast<std::uint32_t>(expected))
                 << name(dtype) << " inputs " << inputs << " t " << t << " r " << r << ": " << actual << " "

@@ -59,7 +59,8 @@ class Linear : public KernelTest {};
 TEST_F(Linear, EqualsDoubleOverTheTermsItSums) {
   ThreadPool pool(2);
   for (const DType dtype : kWeightTypes) {
-    for (const std::int64_t inputs : {32, 96, 128, 576}) {
+    for (const std::int64_t at_least : {32, 96, 128, 576}) {
+      const std::int64_t inputs = whole_blocks(dtype, at_least);
       for (const std::int64_t tokens : {1, 2, 3, 4, 5, 9, 33}) {
         const Weights weights(dtype, 37, inputs, 1);
         const auto x = random_floats(tokens * inputs, 2);
@@ -89,7 +90,7 @@ TEST_F(Linear, RandomShapes) {
   const bool ok = rc::check("linear equals double", [&] {
     const DType dtype =
         *rc::gen::elementOf(std::vector<DType>(std::begin(kWeightTypes), std::end(kWeightTypes)));
-    const std::int64_t inputs = 32 * *rc::gen::inRange(1, 12);
+    const std::int64_t inputs = whole_blocks(dtype, 32 * *rc::gen::inRange(1, 12));
     const std::int64_t outputs = *rc::gen::inRange(1, 90), tokens = *rc::gen::inRange(1, 40);
     const Weights weights(dtype, outputs, inputs, *rc::gen::arbitrary<std::uint64_t>());
     const auto x = random_floats(tokens * inputs, *rc::gen::arbitrary<std::uint64_t>());
@@ -102,7 +103,7 @@ TEST_F(Linear, RandomShapes) {
 // What int8 activations cost against the unrounded input: half a step of each block, at random signs.
 TEST_F(Linear, QuantisedActivationsCostLittle) {
   ThreadPool pool(1);
-  for (const DType dtype : {DType::q8_0, DType::q4_1}) {
+  for (const DType dtype : kQuantisedTypes) {
     const std::int64_t inputs = 1536, tokens = 8, outputs = 64;
     const Weights weights(dtype, outputs, inputs, 5);
     const auto x = random_floats(tokens * inputs, 6);
@@ -129,24 +130,26 @@ TEST_F(Linear, QuantisedActivationsCostLittle) {
 TEST_F(Linear, BiasIsAdded) {
   ThreadPool pool(1);
   for (const DType dtype : kWeightTypes) {
-    const Weights weights(dtype, 11, 64, 7);
-    const auto x = random_floats(3 * 64, 8), bias = random_floats(11, 9);
+    const std::int64_t inputs = whole_blocks(dtype, 64);
+    const Weights weights(dtype, 11, inputs, 7);
+    const auto x = random_floats(3 * inputs, 8), bias = random_floats(11, 9);
     std::vector<float> y(33);
     const LinearOutput output{&weights.matrix, bias.data(), y.data(), 11};
-    linear(x.data(), 64, 3, {&output, 1}, Compute::fp32, pool);
+    linear(x.data(), inputs, 3, {&output, 1}, Compute::fp32, pool);
     expect_close(weights, x, 3, Compute::fp32, y, bias.data());
   }
 }
 
 TEST_F(Linear, WideningIsExact) {
   for (const DType dtype : kWeightTypes) {
-    const Weights weights(dtype, 3, 96, 10);
-    std::vector<float> row(96);
+    const auto inputs = static_cast<std::size_t>(whole_blocks(dtype, 96));
+    const Weights weights(dtype, 3, whole_blocks(dtype, 96), 10);
+    std::vector<float> row(inputs);
     for (std::int64_t r = 0; r < 3; ++r) {
       widen_row(weights.matrix, r, row.data());
-      for (std::size_t i = 0; i < 96; ++i) {
+      for (std::size_t i = 0; i < inputs; ++i) {
         // d q + m has more bits than a float only in the sum, which is rounded once.
-        const double value = weights.values[static_cast<std::size_t>(r) * 96 + i];
+        const double value = weights.values[static_cast<std::size_t>(r) * inputs + i];
         EXPECT_EQ(row[i], static_cast<float>(value)) << name(dtype) << " element " << i;
       }
     }
@@ -158,14 +161,14 @@ TEST_F(Linear, ProductsOfDifferentTypesShareACall) {
   std::vector<std::unique_ptr<Weights>> weights;
   std::vector<std::vector<float>> results;
   for (const DType dtype : kWeightTypes) {
-    weights.push_back(std::make_unique<Weights>(dtype, 20, 64, 11));
+    weights.push_back(std::make_unique<Weights>(dtype, 20, 256, 11));
     results.emplace_back(5 * 20);
   }
   std::vector<LinearOutput> outputs;
   for (std::size_t i = 0; i < weights.size(); ++i)
     outputs.push_back({&weights[i]->matrix, nullptr, results[i].data(), 20});
-  const auto x = random_floats(5 * 64, 12);
-  linear(x.data(), 64, 5, outputs, Compute::fast, pool);
+  const auto x = random_floats(5 * 256, 12);
+  linear(x.data(), 256, 5, outputs, Compute::fast, pool);
   for (std::size_t i = 0; i < weights.size(); ++i) {
     EXPECT_EQ(results[i], multiply(x, 5, weights[i]->matrix, Compute::fast, pool));
   }

@@ -11,12 +11,33 @@
 
 namespace basin::ops::tests {
 
-inline constexpr DType kWeightTypes[] = {DType::f32, DType::f16, DType::bf16, DType::q8_0, DType::q4_1};
+inline constexpr DType kQuantisedTypes[] = {DType::q8_0, DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
+                                            DType::q4_k, DType::q5_k, DType::q6_k, DType::mxfp4};
+inline constexpr DType kWeightTypes[] = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,
+                                         DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
+                                         DType::q4_k, DType::q5_k, DType::q6_k, DType::mxfp4};
+
+/// One element of a quantised block: its value is d q + m.
+struct Element {
+  int q;
+  float d;  // a block's scale times that of a part of it, which is exact
+  float m;
+};
+
+/// Element i of a block, as the format defines it; written apart from the code under test.
+Element element(DType dtype, const std::byte* block, int i);
+
+/// The least width from `inputs` on that is a multiple of the dtype's block.
+constexpr std::int64_t whole_blocks(DType dtype, std::int64_t inputs) {
+  const std::int64_t block = block_elements(dtype);
+  return (inputs + block - 1) / block * block;
+}
 
 /// Owns the bytes; `matrix` points one byte behind an aligned address, since files promise no alignment.
 struct Weights {
   std::vector<std::byte> bytes;
-  std::vector<double> values;  // [outputs, inputs], decoded here, not by the code under test
+  std::vector<double> values;     // [outputs, inputs], decoded here, not by the code under test
+  std::vector<Element> elements;  // [outputs, inputs], of quantised weights
   WeightMatrix matrix;
 
   Weights(DType dtype, std::int64_t outputs, std::int64_t inputs, std::uint64_t seed);

@@ -128,8 +128,7 @@ std::vector<Hostile> tensor_cases() {
       {"huge name", with_tensors({gguf_tensor(huge, {0}, 0, 0)}).bytes(), "nnn..."},
   };
   const std::pair<std::uint32_t, const char*> unsupported[] = {
-      {2, "Q4_0"},  {6, "Q5_0"},  {7, "Q5_1"},  {10, "Q2_K"},   {11, "Q3_K"},
-      {12, "Q4_K"}, {13, "Q5_K"}, {14, "Q6_K"}, {20, "IQ4_NL"}, {39, "MXFP4"}};
+      {10, "Q2_K"}, {11, "Q3_K"}, {20, "IQ4_NL"}, {34, "TQ1_0"}, {40, "NVFP4"}, {99, "99 (unknown)"}};
   for (const auto& [type, text] : unsupported) {
     cases.push_back({text, with_tensors({gguf_tensor("blk.0.w", {256}, type, 0)}, 512).bytes(),
                      std::string("'blk.0.w' as ") + text, ErrorCode::unsupported});

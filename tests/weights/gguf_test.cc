@@ -81,18 +81,20 @@ TEST(Gguf, TensorsOfEverySupportedType) {
   struct Case {
     std::uint32_t type;
     DType dtype;
-    std::uint64_t bytes;  // of 2 rows of 32
+    std::uint64_t bytes;  // of 2 rows of 256
   };
-  const Case cases[] = {{0, DType::f32, 256},  {1, DType::f16, 128},  {3, DType::q4_1, 40},
-                        {8, DType::q8_0, 68},  {24, DType::i8, 64},   {25, DType::i16, 128},
-                        {26, DType::i32, 256}, {27, DType::i64, 512}, {28, DType::f64, 512},
-                        {30, DType::bf16, 128}};
+  const Case cases[] = {{0, DType::f32, 2048},   {1, DType::f16, 1024},  {2, DType::q4_0, 288},
+                        {3, DType::q4_1, 320},   {6, DType::q5_0, 352},  {7, DType::q5_1, 384},
+                        {8, DType::q8_0, 544},   {12, DType::q4_k, 288}, {13, DType::q5_k, 352},
+                        {14, DType::q6_k, 420},  {24, DType::i8, 512},   {25, DType::i16, 1024},
+                        {26, DType::i32, 2048},  {27, DType::i64, 4096}, {28, DType::f64, 4096},
+                        {30, DType::bf16, 1024}, {39, DType::mxfp4, 272}};
   const TemporaryDirectory directory;
   GgufBytes file;
   std::vector<std::string> payloads;
   for (const Case& c : cases) {
-    file.tensors.push_back(gguf_tensor(fmt::format("t{}", c.type), {32, 2}, c.type, file.data.size()));
-    payloads.emplace_back(c.bytes, static_cast<char>('a' + c.type));
+    file.tensors.push_back(gguf_tensor(fmt::format("t{}", c.type), {256, 2}, c.type, file.data.size()));
+    payloads.emplace_back(c.bytes, static_cast<char>('A' + c.type));
     file.data += payloads.back();
     file.data.resize((file.data.size() + 31) / 32 * 32, '\0');
   }
@@ -103,7 +105,7 @@ TEST(Gguf, TensorsOfEverySupportedType) {
     for (std::size_t i = 0; i < std::size(cases); ++i) {
       const Tensor& t = read.tensors.at(fmt::format("t{}", cases[i].type));
       EXPECT_EQ(t.dtype, cases[i].dtype);
-      EXPECT_EQ(t.shape, (std::vector<std::int64_t>{2, 32}));
+      EXPECT_EQ(t.shape, (std::vector<std::int64_t>{2, 256}));
       EXPECT_EQ(bytes_of(t), payloads[i]) << t.name;
     }
   }

@@ -17,45 +17,59 @@ enum class DType : std::uint8_t {
   i16,
   i8,
   u8,
-  q8_0,  // GGUF block of 32: f16 scale d, 32 int8 q;         value = d q
-  q4_1,  // GGUF block of 32: f16 d, f16 m, 32 4-bit q;       value = d q + m
+  f8_e4m3,  // 1 sign, 4 exponent (bias 7), 3 fraction bits; no infinity, 0x7f and 0xff are NaN
+  // GGUF blocks. d and m are f16, q the stored integers; fields lie in the file as listed.
+  q8_0,   // 32: d, int8 q;                                        value = d q
+  q4_0,   // 32: d, 4-bit q;                                       value = d (q - 8)
+  q4_1,   // 32: d, m, 4-bit q;                                    value = d q + m
+  q5_0,   // 32: d, fifth bits, 4-bit q;                           value = d (q - 16)
+  q5_1,   // 32: d, m, fifth bits, 4-bit q;                        value = d q + m
+  q4_k,   // 256: d, m, 8 pairs of 6-bit (s, n), 4-bit q;          value = (d s) q - m n
+  q5_k,   // 256: d, m, 8 pairs of 6-bit (s, n), fifth bits, 4-bit q; value = (d s) q - m n
+  q6_k,   // 256: 4-bit q, bits five and six, 16 int8 s, d;        value = (d s) (q - 32)
+  mxfp4,  // 32: a power of two d, 4-bit floats e2m1;              value = d e2m1
 };
 
-/// Elements that share one block: 1 for plain types, 32 for q8_0 and q4_1.
+inline constexpr int kDTypes = 19;  // all of the above
+
+/// What a block is called and how large it is. Plain types have blocks of one element.
+struct DTypeTraits {
+  std::string_view name;        // lower case, as used in messages and JSON: "f32", "bf16", "q4_1", ...
+  std::int64_t block_elements;  // that share one block
+  std::int64_t block_bytes;
+};
+
+constexpr DTypeTraits traits(DType dtype) {
+  constexpr DTypeTraits kTraits[kDTypes] = {
+      {"f64", 1, 8},      {"f32", 1, 4},      {"f16", 1, 2},      {"bf16", 1, 2},   {"i64", 1, 8},
+      {"i32", 1, 4},      {"i16", 1, 2},      {"i8", 1, 1},       {"u8", 1, 1},     {"f8_e4m3", 1, 1},
+      {"q8_0", 32, 34},   {"q4_0", 32, 18},   {"q4_1", 32, 20},   {"q5_0", 32, 22}, {"q5_1", 32, 24},
+      {"q4_k", 256, 144}, {"q5_k", 256, 176}, {"q6_k", 256, 210}, {"mxfp4", 32, 17}};
+  return kTraits[static_cast<int>(dtype)];
+}
+
+constexpr std::string_view name(DType dtype) {
+  return traits(dtype).name;
+}
 constexpr std::int64_t block_elements(DType dtype) {
-  return dtype == DType::q8_0 || dtype == DType::q4_1 ? 32 : 1;
+  return traits(dtype).block_elements;
 }
-
-/// Bytes of one block (of one element for plain types).
 constexpr std::int64_t block_bytes(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-    case DType::i64:
-      return 8;
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::f16:
-    case DType::bf16:
-    case DType::i16:
-      return 2;
-    case DType::i8:
-    case DType::u8:
-      return 1;
-    case DType::q8_0:
-      return 34;
-    case DType::q4_1:
-      return 20;
-  }
-  return 0;
+  return traits(dtype).block_bytes;
 }
-
 constexpr bool is_quantised(DType dtype) {
   return block_elements(dtype) > 1;
 }
 
-/// Lower-case name as used in messages and JSON: "f32", "bf16", "q4_1", ...
-std::string_view name(DType dtype);
+/// The value of an f8_e4m3 byte.
+constexpr float f8_e4m3_to_float(std::uint8_t bits) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80u) << 24;
+  const std::uint32_t magnitude = bits & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude >= 8) return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
+  const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
+  return sign != 0 ? -subnormal : subnormal;
+}
 
 /// bfloat16 storage. Arithmetic happens in float; conversion rounds to nearest even and keeps NaN.
 struct bf16 {

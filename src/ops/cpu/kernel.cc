@@ -24,42 +24,73 @@ void prepare(const float* x, std::int64_t x_stride, const Prepared& to) {
         __builtin_memcpy(row + 2 * k, &half, 2);
       }
     } else {
-      const std::int64_t blocks = to.padded / kBlock;
-      quantise_row(from, to.inputs, to.padded, to.form == Activations::int8_q4, row,
-                   const_cast<float*>(to.scale) + t * blocks, const_cast<float*>(to.scaled_sum) + t * blocks);
+      quantise_row(from, to.inputs, to.padded, to.form == Activations::int8_nibbles, row,
+                   const_cast<float*>(to.scale) + t * (to.padded / 16),
+                   const_cast<float*>(to.scaled_sum) + t * (to.padded / kBlock));
     }
   }
 }
 
-void panel(const Panel& p) {
-  const bool int8 = p.x.form == Activations::int8 || p.x.form == Activations::int8_q4;
-  switch (p.weights) {
+template <Weights kWeights>
+struct Constant {
+  static constexpr Weights value = kWeights;
+};
+
+constexpr bool is_plain(Weights weights) {
+  return weights == Weights::f32 || weights == Weights::f16 || weights == Weights::bf16;
+}
+
+// Calls body(Constant<weights>()), for what differs by format.
+template <typename Body>
+BASIN_INLINE void with_constant(Weights weights, const Body& body) {
+  switch (weights) {
     case Weights::f32:
-      return plain_panel<Weights::f32>(p);
+      return body(Constant<Weights::f32>());
     case Weights::f16:
-      return plain_panel<Weights::f16>(p);
+      return body(Constant<Weights::f16>());
     case Weights::bf16:
-      return plain_panel<Weights::bf16>(p);
+      return body(Constant<Weights::bf16>());
     case Weights::q8_0:
-      return int8 ? int8_panel<Weights::q8_0>(p) : widened_panel<Weights::q8_0>(p);
+      return body(Constant<Weights::q8_0>());
+    case Weights::q4_0:
+      return body(Constant<Weights::q4_0>());
     case Weights::q4_1:
-      return int8 ? int8_panel<Weights::q4_1>(p) : widened_panel<Weights::q4_1>(p);
+      return body(Constant<Weights::q4_1>());
+    case Weights::q5_0:
+      return body(Constant<Weights::q5_0>());
+    case Weights::q5_1:
+      return body(Constant<Weights::q5_1>());
+    case Weights::q4_k:
+      return body(Constant<Weights::q4_k>());
+    case Weights::q5_k:
+      return body(Constant<Weights::q5_k>());
+    case Weights::q6_k:
+      return body(Constant<Weights::q6_k>());
+    case Weights::mxfp4:
+      return body(Constant<Weights::mxfp4>());
   }
 }
 
+void panel(const Panel& p) {
+  with_constant(p.weights, [&](auto weights) BASIN_LAMBDA {
+    if constexpr (is_plain(weights.value)) {
+      plain_panel<weights.value>(p);
+    } else if (p.x.form == Activations::f32) {
+      widened_panel<weights.value>(p);
+    } else {
+      int8_panel<weights.value>(p);
+    }
+  });
+}
+
 void widen(Weights weights, const std::byte* row, std::int64_t inputs, float* out) {
-  switch (weights) {
-    case Weights::f32:
-      return widen_plain<Weights::f32>(row, inputs, out);
-    case Weights::f16:
-      return widen_plain<Weights::f16>(row, inputs, out);
-    case Weights::bf16:
-      return widen_plain<Weights::bf16>(row, inputs, out);
-    case Weights::q8_0:
-      return widen_blocks<Weights::q8_0>(row, inputs, out);
-    case Weights::q4_1:
-      return widen_blocks<Weights::q4_1>(row, inputs, out);
-  }
+  with_constant(weights, [&](auto constant) BASIN_LAMBDA {
+    if constexpr (is_plain(constant.value)) {
+      widen_plain<constant.value>(row, inputs, out);
+    } else {
+      widen_row<constant.value>(row, inputs, out);
+    }
+  });
 }
 
 // Sixteen floats of which the first `count` exist; the others are `fill`.

@@ -8,18 +8,32 @@
 
 namespace basin::ops::cpu {
 
-inline constexpr int kBlock = 32;         // elements of a quantised block
-inline constexpr int kMaxPanelRows = 16;  // weight rows whose scales are unpacked together
+inline constexpr int kBlock = 32;        // elements of a block of int8 activations
+inline constexpr int kMaxPanelRows = 4;  // weight rows that are unpacked or widened together
 
-enum class Weights { f32, f16, bf16, q8_0, q4_1 };
+enum class Weights { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, mxfp4 };
 
 /// Form of the activations of one product.
 enum class Activations {
-  f32,      // as given
-  bf16,     // rounded to nearest even
-  int8,     // blocks of 32 with a float scale, in the order that q8_0 rows have
-  int8_q4,  // the same, in the order in which q4_1's nibbles unpack
+  f32,           // as given
+  bf16,          // rounded to nearest even
+  int8,          // blocks of 32 with a float scale
+  int8_nibbles,  // the same; of each 64 elements i: 0..15, 32..47, 16..31, 48..63, as q4_0 and its like unpack
 };
+
+/// How int8 activations lie for quantised weights.
+constexpr Activations int8_form(Weights weights) {
+  switch (weights) {
+    case Weights::q4_0:
+    case Weights::q4_1:
+    case Weights::q5_0:
+    case Weights::q5_1:
+    case Weights::mxfp4:
+      return Activations::int8_nibbles;
+    default:
+      return Activations::int8;
+  }
+}
 
 /// Activations in the form a product wants, made once per call and shared by its products. Rows are `row_bytes` apart.
 struct Prepared {
@@ -29,7 +43,7 @@ struct Prepared {
   std::int64_t padded;    // inputs rounded up to 64; what is beyond `inputs` is zero
   const std::byte* data;  // [tokens] rows of float, bf16 or int8
   std::int64_t row_bytes;
-  const float* scale;       // int8: [tokens, padded / 32]
+  const float* scale;       // int8: [tokens, padded / 16], for each 16 elements in the order of data
   const float* scaled_sum;  // int8: [tokens, padded / 32] scale * sum of the block
 };
 
@@ -65,7 +79,7 @@ struct Kernel {
   double (*log_sum_exp)(const float* x, std::int64_t count);
 };
 
-/// Floats of scratch a panel needs: widened rows, or their scales.
+/// Floats of scratch a panel needs: widened rows, or unpacked ones, which take less.
 constexpr std::int64_t scratch_floats(std::int64_t padded_inputs) {
   return kMaxPanelRows * (padded_inputs + 64);
 }

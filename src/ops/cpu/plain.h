@@ -2,7 +2,7 @@
 // the lanes are folded 8-4-2-1. In bf16 pairs, lane (k / 2) mod 16 sums pair dots.
 #pragma once
 
-#include "ops/cpu/vec.h"
+#include "ops/cpu/blocks.h"
 
 namespace basin::ops::cpu::BASIN_TARGET {
 namespace {
@@ -118,25 +118,6 @@ void plain_panel(const Panel& panel) {
   for (; row < panel.rows; ++row) plain_rows<kWeights, 1>(panel, weight(row), panel.row_bytes, row);
 }
 
-// value = d q (+ m), each operation rounded once; exact for q8_0's and q4_1's 24-bit products up to the addition of m.
-template <Weights kWeights>
-void widen_blocks(const std::byte* row, std::int64_t inputs, float* out) {
-  for (std::int64_t b = 0; b < inputs / kBlock; ++b, row += block_bytes(kWeights)) {
-    const float d = half_to_float(row);
-    if constexpr (kWeights == Weights::q8_0) {
-      for (int i = 0; i < kBlock; ++i)
-        out[b * kBlock + i] = d * static_cast<float>(static_cast<std::int8_t>(row[2 + i]));
-    } else {
-      const float m = half_to_float(row + 2);
-      for (int i = 0; i < 16; ++i) {
-        const int byte = static_cast<int>(row[4 + i]);
-        out[b * kBlock + i] = d * static_cast<float>(byte & 15) + m;
-        out[b * kBlock + 16 + i] = d * static_cast<float>(byte >> 4) + m;
-      }
-    }
-  }
-}
-
 template <Weights kWeights>
 void widen_plain(const std::byte* row, std::int64_t inputs, float* out) {
   std::int64_t k = 0;
@@ -158,8 +139,8 @@ void widened_panel(const Panel& panel) {
   const std::int64_t stride = panel.x.padded;
   const auto run = [&](std::int64_t row, auto count) {
     for (int r = 0; r < count; ++r) {
-      widen_blocks<kWeights>(panel.weight + (row + r) * panel.row_bytes, panel.x.inputs,
-                             panel.scratch + r * stride);
+      widen_row<kWeights>(panel.weight + (row + r) * panel.row_bytes, panel.x.inputs,
+                          panel.scratch + r * stride);
     }
     plain_rows<Weights::f32, decltype(count)::value>(panel, reinterpret_cast<const std::byte*>(panel.scratch),
                                                      4 * stride, row);

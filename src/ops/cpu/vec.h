@@ -90,9 +90,5 @@ BASIN_INLINE float half_to_float(const std::byte* p) {
 #endif
 }
 
-constexpr std::int64_t block_bytes(Weights w) {
-  return w == Weights::q8_0 ? 34 : 20;
-}
-
 }  // namespace
 }  // namespace basin::ops::cpu::BASIN_TARGET
