@@ -1,7 +1,6 @@
-// Byte pair encoding over bytes: merges by rank, lowest first, leftmost first among equals.
+// Byte pair encoding: merges by rank. Byte-level (every piece is spelled in the byte alphabet) or over characters.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,47 +9,47 @@
 #include <utility>
 #include <vector>
 
+#include "text/vocabulary.h"
+
 namespace basin::text {
 
-using Vocabulary = std::unordered_map<std::string, std::int32_t>;  // spelling in the byte alphabet -> id
-
 struct BpeOptions {
-  bool ignore_merges = false;           // a piece that is a token is taken whole, whatever the merges say
-  std::optional<std::int32_t> unknown;  // for bytes without a token; they are dropped when absent
-  bool fuse_unknown = false;            // one unknown token for a run of such bytes
+  bool byte_level = true;                 // else pieces start as characters
+  std::optional<ByteTokens> byte_tokens;  // over characters: what those without a token become
+  bool ignore_merges = false;             // a piece that is a token is taken whole, whatever the merges say
+  std::optional<std::int32_t> unknown;    // for what has no token otherwise; it is dropped when absent
+  bool fuse_unknown = false;              // one unknown token for a run
 };
 
-class Bpe {
+class Bpe : public PieceModel {
  public:
-  /// `merges` in order of rank. Throws Error(corrupt) for merges that are repeated or whose parts or result are
-  /// not in the vocabulary.
-  Bpe(const Vocabulary& vocabulary, const std::vector<std::pair<std::string, std::string>>& merges,
-      BpeOptions options);
+  using Merges = std::vector<std::pair<std::string, std::string>>;
 
-  /// Appends the ids of one piece. O(n log n) in its bytes.
-  void encode(std::string_view piece, std::vector<std::int32_t>& ids) const;
+  /// `merges` in order of rank; those of or to special tokens are left out, since plain text must never become one.
+  /// Throws Error(corrupt) for merges that are repeated or whose parts or result are not in the vocabulary.
+  Bpe(const PlainVocabulary& vocabulary, const Merges& merges, BpeOptions options);
 
-  bool has_every_byte() const;
+  void encode(std::string_view piece, std::vector<std::int32_t>& ids) const override;
 
  private:
   struct Merge {
     std::int32_t rank;
     std::int32_t result;
   };
-  struct Candidate;
   struct PairHash {
     std::size_t operator()(std::uint64_t key) const {
       key *= 0x9e3779b97f4a7c15u;  // std::hash is the identity, which collides on packed pairs
       return static_cast<std::size_t>(key ^ (key >> 29));
     }
   };
-  const Merge* find_merge(std::int32_t left, std::int32_t right) const;  // null when the pair does not merge
-  void start_symbols(std::string_view piece, std::vector<std::int32_t>& symbols) const;
+  void start_bytes(std::string_view piece, std::vector<std::int32_t>& symbols) const;
+  void start_characters(std::string_view piece, std::vector<std::int32_t>& symbols) const;
 
   BpeOptions options_;
-  std::array<std::int32_t, 256> byte_ids_{};  // -1 where the vocabulary lacks the byte
+  ByteTokens byte_ids_{};                                     // byte-level only
+  std::unordered_map<char32_t, std::int32_t> character_ids_;  // over characters only
   std::unordered_map<std::uint64_t, Merge, PairHash> merges_;
-  std::unordered_map<std::string, std::int32_t> whole_;  // bytes -> id, for ignore_merges only
+  Vocabulary whole_;  // piece -> id, for ignore_merges only
 };
 
 }  // namespace basin::text

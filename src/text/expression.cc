@@ -55,7 +55,12 @@ class Translator {
   }
 
   void plain_character(char c) {
-    if (c == '^' || c == '$' || c == '#') refuse(in_.substr(at_, 1));
+    if (c == '^' || c == '#') refuse(in_.substr(at_, 1));
+    if (c == '$') {  // the end of any line, as Oniguruma has it
+      out_ += "(?=\\n|\\z)";
+      ++at_;
+      return;
+    }
     if (c == '[') {
       in_class_ = true;
       const bool negated = in_.substr(at_, 2) == "[^";

@@ -1,9 +1,11 @@
 // Tokenizer from GGUF metadata (tokenizer.ggml.*).
 #include <fmt/format.h>
 
+#include <cmath>
 #include <limits>
 
 #include "basin/base/error.h"
+#include "text/families.h"
 #include "text/state.h"
 #include "weights/gguf.h"
 
@@ -41,36 +43,6 @@ std::optional<std::int32_t> find_id(const GgufFile& file, const std::string& key
   throw Error(ErrorCode::corrupt, fmt::format("GGUF metadata: '{}' is not a token id", key));
 }
 
-std::vector<SplitStep> steps(std::string_view first, std::string_view second = {}) {
-  std::vector<SplitStep> result;
-  result.push_back({Pattern(first)});
-  if (!second.empty()) result.push_back({Pattern(second)});
-  return result;
-}
-
-/// Fills what the name of the pre-tokeniser stands for.
-void set_family(std::string_view name, Definition& definition) {
-  if (name == "gpt-2") {
-    definition.pre_tokenizer = PreTokenizer(steps(kGpt2Pattern));
-  } else if (name == "smollm") {
-    std::vector<SplitStep> both;
-    both.push_back({Pattern::digits(true)});
-    both.push_back({Pattern(kGpt2Pattern)});
-    definition.pre_tokenizer = PreTokenizer(std::move(both));
-  } else if (name == "qwen2") {
-    definition.pre_tokenizer = PreTokenizer(steps(kQwen2Pattern));
-    definition.nfc = true;
-  } else if (name == "llama-bpe" || name == "llama3" || name == "llama-v3") {
-    definition.pre_tokenizer = PreTokenizer(steps(kLlama3Pattern));
-    definition.bpe.ignore_merges = true;
-    definition.adds_bos = true;
-  } else {
-    throw Error(
-        ErrorCode::unsupported, fmt::format("pre-tokeniser '{}' (tokenizer.ggml.pre) is not known", name),
-        "known are gpt-2, smollm, qwen2 and llama-bpe; or use the model's directory with tokenizer.json");
-  }
-}
-
 enum TokenType : std::int64_t {
   normal = 1,
   unknown = 2,
@@ -80,7 +52,58 @@ enum TokenType : std::int64_t {
   byte = 6
 };
 
-void read_tokens(const GgufFile& file, Definition& definition) {
+bool flag(const GgufFile& file, const std::string& key, bool absent) {
+  const bool* value = find<bool>(file, key);
+  return value != nullptr ? *value : absent;
+}
+
+std::vector<float> read_scores(const GgufFile& file, std::size_t tokens) {
+  const auto& scores = require<std::vector<double>>(file, "tokenizer.ggml.scores");
+  if (scores.size() != tokens) {
+    throw Error(ErrorCode::corrupt,
+                fmt::format("GGUF metadata: {} scores for {} tokens", scores.size(), tokens));
+  }
+  std::vector<float> result;
+  result.reserve(tokens);
+  for (const double score : scores) {
+    if (!std::isfinite(score))
+      throw Error(ErrorCode::corrupt,
+                  fmt::format("GGUF metadata: token {} has the score {}", result.size(), score));
+    result.push_back(static_cast<float>(score));
+  }
+  return result;
+}
+
+/// The byte that the token <0xNN> stands for.
+std::uint8_t byte_of(std::string_view name) {
+  for (std::size_t byte = 0; byte < 256; ++byte) {
+    if (name == byte_token_name(static_cast<std::uint8_t>(byte))) return static_cast<std::uint8_t>(byte);
+  }
+  throw Error(ErrorCode::corrupt, fmt::format("GGUF metadata: '{}' names no byte, as <0x0A> does", name));
+}
+
+void read_token(const std::string& spelling, std::int32_t id, std::int64_t type, Definition& definition) {
+  if (!definition.vocabulary.emplace(spelling, id).second) {
+    throw Error(ErrorCode::corrupt, fmt::format("GGUF metadata: token '{}' appears twice", spelling));
+  }
+  if (type == control || type == unknown || type == user_defined) {
+    AddedToken added;
+    added.id = id;
+    added.content = spelling;
+    added.special = type != user_defined;
+    definition.added.push_back(std::move(added));
+  } else if (type == byte) {
+    if (definition.bpe.byte_level)
+      throw Error(ErrorCode::unsupported, "GGUF metadata: byte-fallback tokens in a byte-level tokenizer");
+    (*definition.bpe.byte_tokens)[byte_of(spelling)] = id;
+  } else if (type == unused && !definition.bpe.byte_level) {
+    definition.unused.push_back(id);
+  } else if (type != normal && type != unused) {
+    throw Error(ErrorCode::corrupt, fmt::format("GGUF metadata: token {} has the unknown type {}", id, type));
+  }
+}
+
+std::size_t read_tokens(const GgufFile& file, Definition& definition) {
   const auto& tokens = require<std::vector<std::string>>(file, "tokenizer.ggml.tokens");
   const auto* types = find<std::vector<std::int64_t>>(file, "tokenizer.ggml.token_type");
   if (types != nullptr && types->size() != tokens.size()) {
@@ -92,36 +115,12 @@ void read_tokens(const GgufFile& file, Definition& definition) {
   }
   definition.vocabulary.reserve(tokens.size());
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const auto id = static_cast<std::int32_t>(i);
-    if (!definition.vocabulary.emplace(tokens[i], id).second) {
-      throw Error(ErrorCode::corrupt, fmt::format("GGUF metadata: token '{}' appears twice", tokens[i]));
-    }
-    const std::int64_t type = types != nullptr ? (*types)[i] : normal;
-    if (type == control || type == unknown || type == user_defined) {
-      AddedToken added;
-      added.id = id;
-      added.content = tokens[i];
-      added.special = type != user_defined;
-      definition.added.push_back(std::move(added));
-    } else if (type == byte) {
-      throw Error(ErrorCode::unsupported, "GGUF metadata: byte-fallback tokens in a byte-level tokenizer");
-    } else if (type != normal && type != unused) {
-      throw Error(ErrorCode::corrupt,
-                  fmt::format("GGUF metadata: token {} has the unknown type {}", i, type));
-    }
+    read_token(tokens[i], static_cast<std::int32_t>(i), types != nullptr ? (*types)[i] : normal, definition);
   }
+  return tokens.size();
 }
 
-}  // namespace
-
-Tokenizer Tokenizer::from_gguf(const GgufFile& file) {
-  const auto& model = require<std::string>(file, "tokenizer.ggml.model");
-  if (model != "gpt2") {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("tokenizer model '{}' (tokenizer.ggml.model) is not supported", model),
-                "only byte-level BPE ('gpt2') is");
-  }
-  Definition definition;
+void read_byte_level(const GgufFile& file, Definition& definition) {
   set_family(require<std::string>(file, "tokenizer.ggml.pre"), definition);
   read_tokens(file, definition);
   for (const std::string& merge : require<std::vector<std::string>>(file, "tokenizer.ggml.merges")) {
@@ -133,15 +132,54 @@ Tokenizer Tokenizer::from_gguf(const GgufFile& file) {
     definition.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
   definition.bos = find_id(file, "tokenizer.ggml.bos_token_id");
-  if (const bool* adds = find<bool>(file, "tokenizer.ggml.add_bos_token")) definition.adds_bos = *adds;
-  if (const bool* adds = find<bool>(file, "tokenizer.ggml.add_eos_token"); adds != nullptr && *adds) {
-    throw Error(ErrorCode::unsupported,
-                "tokenizer.ggml.add_eos_token: a token after every text is not supported");
-  }
-  if (const bool* prefix = find<bool>(file, "tokenizer.ggml.add_space_prefix");
-      prefix != nullptr && *prefix) {
+  if (flag(file, "tokenizer.ggml.add_space_prefix", false)) {
     throw Error(ErrorCode::unsupported,
                 "tokenizer.ggml.add_space_prefix is not supported with byte-level BPE");
+  }
+}
+
+// SentencePiece's BPE. Keys that are absent have the values of Llama 2, with which the format began.
+void read_sentence_piece(const GgufFile& file, Definition& definition) {
+  definition.bpe.byte_level = false;
+  definition.bpe.byte_tokens.emplace().fill(-1);
+  definition.metaspace = true;
+  definition.scores = read_scores(file, read_tokens(file, definition));
+  std::vector<NormalizerStep> steps;
+  if (flag(file, "tokenizer.ggml.add_space_prefix", true)) {
+    steps.push_back({NormalizerStep::prepend, {}, " "});
+    definition.strips_first_space = true;
+  } else {
+    // SentencePiece looks for the user's symbols in the text with U+2581; with a prefix they could not be told from it.
+    for (AddedToken& token : definition.added) token.normalized = !token.special;
+  }
+  steps.push_back({NormalizerStep::replace, " ", std::string(kMetaspace)});
+  definition.normalizer = Normalizer(std::move(steps));
+  definition.adds_bos = true;
+  definition.bos = find_id(file, "tokenizer.ggml.bos_token_id").value_or(1);
+  definition.bpe.unknown = find_id(file, "tokenizer.ggml.unknown_token_id").value_or(0);
+  definition.bpe.fuse_unknown = true;
+  if (flag(file, "tokenizer.ggml.remove_extra_whitespaces", false))
+    throw Error(ErrorCode::unsupported, "tokenizer.ggml.remove_extra_whitespaces is not supported");
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::from_gguf(const GgufFile& file) {
+  const auto& model = require<std::string>(file, "tokenizer.ggml.model");
+  Definition definition;
+  if (model == "gpt2") {
+    read_byte_level(file, definition);
+  } else if (model == "llama") {
+    read_sentence_piece(file, definition);
+  } else {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("tokenizer model '{}' (tokenizer.ggml.model) is not supported", model),
+                "known are gpt2 (byte-level BPE) and llama (SentencePiece BPE)");
+  }
+  definition.adds_bos = flag(file, "tokenizer.ggml.add_bos_token", definition.adds_bos);
+  if (flag(file, "tokenizer.ggml.add_eos_token", false)) {
+    throw Error(ErrorCode::unsupported,
+                "tokenizer.ggml.add_eos_token: a token after every text is not supported");
   }
   for (const char* key :
        {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {

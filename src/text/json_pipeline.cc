@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "basin/base/error.h"
+#include "text/families.h"
 
 namespace basin::text {
 namespace {
@@ -40,6 +41,30 @@ SplitBehaviour read_behaviour(const std::string& name) {
   refuse("split behaviour", name);
 }
 
+/// The text, not empty, that a Replace looks for.
+std::string literal_of(std::string_view part, const json& replace) {
+  const json& pattern = replace.at("pattern");
+  if (!pattern.contains("String")) refuse(part, "Replace of a regular expression");
+  auto literal = pattern.at("String").get<std::string>();
+  if (literal.empty()) refuse(part, "Replace of an empty string");
+  return literal;
+}
+
+void check_metaspace(std::string_view part, const json& step) {
+  const auto replacement = step.at("replacement").get<std::string>();
+  if (replacement != kMetaspace) refuse(part, fmt::format("Metaspace of '{}'", replacement));
+}
+
+/// Older files have a flag instead of the scheme.
+Metaspace read_prefix(const json& step) {
+  const bool always = step.value("add_prefix_space", true);
+  const auto scheme = step.value("prepend_scheme", std::string(always ? "always" : "never"));
+  if (scheme == "always") return Metaspace::prefix_always;
+  if (scheme == "first") return Metaspace::prefix_first;
+  if (scheme == "never") return Metaspace::prefix_never;
+  refuse("pre-tokeniser", fmt::format("Metaspace with prepend_scheme '{}'", scheme));
+}
+
 Pattern read_pattern(const json& pattern) {
   if (pattern.contains("Regex")) return Pattern(pattern.at("Regex").get<std::string>());
   const auto literal = pattern.at("String").get<std::string>();
@@ -49,18 +74,28 @@ Pattern read_pattern(const json& pattern) {
 
 }  // namespace
 
-bool reads_nfc(const json& normalizer) {
-  bool nfc = false;
+Normalizer read_normalizer(const json& normalizer) {
+  std::vector<NormalizerStep> steps;
   for (const json& step : flatten(normalizer, "normalizers")) {
-    if (type_of(step) != "NFC") refuse("normaliser", type_of(step));
-    nfc = true;
+    const std::string type = type_of(step);
+    if (type == "NFC") {
+      steps.push_back({NormalizerStep::nfc});
+    } else if (type == "Prepend") {
+      steps.push_back({NormalizerStep::prepend, {}, step.at("prepend").get<std::string>()});
+    } else if (type == "Replace") {
+      steps.push_back(
+          {NormalizerStep::replace, literal_of("normaliser", step), step.at("content").get<std::string>()});
+    } else {
+      refuse("normaliser", type);
+    }
   }
-  return nfc;
+  return Normalizer(std::move(steps));
 }
 
-PreTokenizer read_pre_tokenizer(const json& pre_tokenizer) {
+Cutting read_pre_tokenizer(const json& pre_tokenizer) {
   std::vector<SplitStep> steps;
   bool byte_level = false, final_prefix_space = false;
+  Metaspace metaspace = Metaspace::none;
   for (const json& step : flatten(pre_tokenizer, "pretokenizers")) {
     const std::string type = type_of(step);
     if (byte_level) refuse("pre-tokeniser after ByteLevel", type);
@@ -79,18 +114,48 @@ PreTokenizer read_pre_tokenizer(const json& pre_tokenizer) {
       } else {
         final_prefix_space = prefix_space;
       }
+    } else if (type == "Metaspace") {
+      if (!steps.empty() || metaspace != Metaspace::none) refuse("pre-tokeniser before Metaspace", "another");
+      check_metaspace("pre-tokeniser", step);
+      metaspace = read_prefix(step);
+      if (step.value("split", true))
+        steps.push_back({Pattern::literal(kMetaspace), SplitBehaviour::merged_with_next});
     } else {
       refuse("pre-tokeniser", type);
     }
   }
-  if (!byte_level) refuse("pre-tokeniser", "without ByteLevel");
-  return PreTokenizer(std::move(steps), final_prefix_space);
+  return {PreTokenizer(std::move(steps), final_prefix_space, metaspace), byte_level};
 }
 
-void check_decoder(const json& decoder) {
+Decoding read_decoder(const json& decoder) {
+  Decoding decoding;
   for (const json& step : flatten(decoder, "decoders")) {
-    if (type_of(step) != "ByteLevel") refuse("decoder", type_of(step));
+    const std::string type = type_of(step);
+    if (type == "ByteLevel") {
+      decoding.byte_level = true;
+    } else if (type == "Metaspace") {
+      check_metaspace("decoder", step);
+      decoding.metaspace = true;
+      decoding.strips_first_space = read_prefix(step) != Metaspace::prefix_never;
+    } else if (type == "Replace") {
+      const auto to = step.at("content").get<std::string>();
+      if (literal_of("decoder", step) != kMetaspace || to != " ")
+        refuse("decoder", "Replace of anything but U+2581 by a space");
+      decoding.metaspace = true;
+    } else if (type == "ByteFallback") {
+      decoding.byte_tokens = true;
+    } else if (type == "Strip") {
+      if (step.at("content").get<std::string>() != " " || step.at("start").get<int>() > 1 ||
+          step.at("stop").get<int>() != 0)
+        refuse("decoder", "Strip of anything but one space at the start");
+      decoding.strips_first_space = step.at("start").get<int>() == 1;
+    } else if (type != "Fuse") {  // which joins what is joined here anyway
+      refuse("decoder", type);
+    }
   }
+  if (decoding.byte_level && (decoding.metaspace || decoding.byte_tokens))
+    refuse("decoder", "ByteLevel together with others");
+  return decoding;
 }
 
 std::optional<std::string> read_post_processor(const json& post_processor) {

@@ -69,7 +69,6 @@ void refuse_options(const json& model) {
     const json& value = member_or_null(model, key);
     if (!value.is_null() && !value.get<std::string>().empty()) refuse(key);
   }
-  if (flag(model, "byte_fallback")) refuse("byte_fallback");
 }
 
 void read_model(const json& model, Definition& definition) {
@@ -117,6 +116,42 @@ void read_added(const json& tokens, Definition& definition) {
     }
     definition.added.push_back(std::move(added));
   }
+}
+
+/// The tokens <0x00> to <0xFF>.
+ByteTokens find_byte_tokens(const Vocabulary& vocabulary) {
+  ByteTokens tokens{};
+  for (std::size_t byte = 0; byte < tokens.size(); ++byte) {
+    const auto found = vocabulary.find(byte_token_name(static_cast<std::uint8_t>(byte)));
+    tokens[byte] = found == vocabulary.end() ? -1 : found->second;
+  }
+  return tokens;
+}
+
+/// How pieces are spelled must agree between the cutting, the model and the decoder.
+void read_spelling(const json& document, Definition& definition) {
+  Cutting cutting = read_pre_tokenizer(member_or_null(document, "pre_tokenizer"));
+  const Decoding decoding = read_decoder(member_or_null(document, "decoder"));
+  const bool fallback = flag(document.at("model"), "byte_fallback");
+  const bool byte_level_decoder =
+      decoding.byte_level || (member_or_null(document, "decoder").is_null() && cutting.byte_level);
+  if (cutting.byte_level != byte_level_decoder) {
+    throw Error(ErrorCode::unsupported,
+                "tokenizer.json: ByteLevel in only one of pre-tokeniser and decoder is not supported");
+  }
+  if (fallback != decoding.byte_tokens) {
+    throw Error(ErrorCode::unsupported,
+                "tokenizer.json: byte_fallback in only one of model and decoder is not supported");
+  }
+  if (!cutting.byte_level && !decoding.metaspace) {
+    throw Error(ErrorCode::unsupported,
+                "tokenizer.json: tokens spelled neither by ByteLevel nor with U+2581 are not supported");
+  }
+  definition.pre_tokenizer = std::move(cutting.pre_tokenizer);
+  definition.bpe.byte_level = cutting.byte_level;
+  definition.metaspace = decoding.metaspace;
+  definition.strips_first_space = decoding.strips_first_space;
+  if (fallback) definition.bpe.byte_tokens = find_byte_tokens(definition.vocabulary);
 }
 
 std::optional<std::int32_t> find_token(const Definition& definition, const std::string& content) {
@@ -176,10 +211,9 @@ Tokenizer Tokenizer::from_directory(const std::filesystem::path& directory) {
   try {
     // `truncation` and `padding` shape batches for other programs and do not change what a text's ids are.
     Definition definition;
-    definition.nfc = reads_nfc(member_or_null(document, "normalizer"));
-    definition.pre_tokenizer = read_pre_tokenizer(member_or_null(document, "pre_tokenizer"));
-    check_decoder(member_or_null(document, "decoder"));
+    definition.normalizer = read_normalizer(member_or_null(document, "normalizer"));
     read_model(document.at("model"), definition);
+    read_spelling(document, definition);
     read_added(member_or_null(document, "added_tokens"), definition);
     read_ends(member_or_null(document, "post_processor"), config, generation, definition);
     return Tokenizer(finish(std::move(definition)));

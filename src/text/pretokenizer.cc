@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "text/normalizer.h"
+
 namespace basin::text {
 namespace {
 
@@ -83,9 +85,18 @@ std::vector<Span> join_spans(std::vector<Span> spans, SplitBehaviour behaviour) 
   return spans;
 }
 
-std::vector<std::string> PreTokenizer::split(std::string_view text) const {
+std::string PreTokenizer::start(std::string_view text, bool first) const {
+  if (metaspace_ == Metaspace::none) return std::string(text);
+  std::string spaced = replace_all(text, " ", kMetaspace);
+  const bool prefix =
+      metaspace_ == Metaspace::prefix_always || (metaspace_ == Metaspace::prefix_first && first);
+  if (prefix && !spaced.starts_with(kMetaspace)) spaced.insert(0, kMetaspace);
+  return spaced;
+}
+
+std::vector<std::string> PreTokenizer::split(std::string_view text, bool first) const {
   std::vector<std::string> pieces;
-  if (!text.empty()) pieces.emplace_back(text);
+  if (!text.empty()) pieces.push_back(start(text, first));
   for (const SplitStep& step : steps_) {
     std::vector<std::string> finer;
     for (const std::string& piece : pieces) apply(step, piece, finer);

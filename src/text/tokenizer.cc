@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <unordered_map>
 
 #include "basin/base/error.h"
@@ -16,24 +17,32 @@ using Ids = std::vector<std::int32_t>;
 /// Encodes plain text; pieces that occur again within one call are looked up.
 class PieceEncoder {
  public:
-  PieceEncoder(const Bpe& bpe, const PreTokenizer& pre_tokenizer)
-      : bpe_(bpe), pre_tokenizer_(pre_tokenizer) {}
+  PieceEncoder(const PieceModel& model, const PreTokenizer& pre_tokenizer)
+      : model_(model), pre_tokenizer_(pre_tokenizer) {}
 
-  void encode(std::string_view text, Ids& ids) {
-    for (std::string& piece : pre_tokenizer_.split(text)) {
+  void encode(std::string_view text, bool first, Ids& ids) {
+    for (std::string& piece : pre_tokenizer_.split(text, first)) {
       if (piece.size() > kLongestCached) {
-        bpe_.encode(piece, ids);
+        encode_long(piece, ids);
         continue;
       }
       const auto [entry, fresh] = cache_.try_emplace(std::move(piece));
-      if (fresh) bpe_.encode(entry->first, entry->second);
+      if (fresh) model_.encode(entry->first, entry->second);
       ids.insert(ids.end(), entry->second.begin(), entry->second.end());
     }
   }
 
  private:
   static constexpr std::size_t kLongestCached = 64;
-  const Bpe& bpe_;
+
+  void encode_long(const std::string& piece, Ids& ids) const {
+    if (piece.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+      throw Error(ErrorCode::invalid_argument, "a single word of 2 GiB or more cannot be tokenised");
+    }
+    model_.encode(piece, ids);
+  }
+
+  const PieceModel& model_;
   const PreTokenizer& pre_tokenizer_;
   std::unordered_map<std::string, Ids> cache_;
 };
@@ -87,17 +96,24 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool parse_sp
                 "convert the text to UTF-8 first");
   }
   Ids ids;
-  PieceEncoder encoder(*state_->bpe, state_->pre_tokenizer);
-  const auto token = [&](std::int32_t id) { ids.push_back(id); };
-  const auto plain = [&](std::string_view part) { encoder.encode(part, ids); };
+  PieceEncoder encoder(*state_->model, state_->pre_tokenizer);
+  bool first = true;  // nothing has come yet
+  const auto token = [&](std::int32_t id) {
+    ids.push_back(id);
+    first = false;
+  };
+  const auto plain = [&](std::string_view part) {
+    encoder.encode(part, first, ids);
+    first = false;
+  };
   const auto normalized = [&](std::string_view part) {
     cut_at_tokens(part, state_->normalized_tokens, parse_special, plain, token);
   };
   const auto raw = [&](std::string_view part) {
-    if (state_->nfc) {
-      normalized(to_nfc(part));
-    } else {
+    if (state_->normalizer.empty()) {
       normalized(part);
+    } else {
+      normalized(state_->normalizer.apply(part));
     }
   };
   cut_at_tokens(text, state_->raw_tokens, parse_special, raw, token);
@@ -117,7 +133,9 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool show_speci
   Utf8Stream stream;
   std::string text;
   for (const std::int32_t id : ids) text += stream.push(token_bytes(id, show_special));
-  return text + stream.finish();
+  text += stream.finish();
+  if (state_->strips_first_space && text.starts_with(' ')) text.erase(0, 1);
+  return text;
 }
 
 std::int64_t Tokenizer::vocabulary() const {
@@ -134,7 +152,7 @@ std::span<const std::int32_t> Tokenizer::stops() const {
 }
 
 std::optional<std::int32_t> Tokenizer::id_of(std::string_view token) const {
-  const auto found = state_->ids.find(std::string(token));
+  const auto found = state_->ids.find(token);
   return found == state_->ids.end() ? std::nullopt : std::optional(found->second);
 }
 

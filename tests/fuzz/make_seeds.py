@@ -57,6 +57,37 @@ def gguf_tokenizer(family):
     ]
 
 
+def sentence_piece_json():
+    """In the form of Gemma's file."""
+    space = {"String": " "}
+    vocabulary = ["<unk>", "t", "h", "e", "th", "the", "\u2581", "\u2581the", *(f"<0x{byte:02X}>" for byte in range(256))]
+    return {
+        "normalizer": {"type": "Replace", "pattern": space, "content": "\u2581"},
+        "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "added_tokens": [{"id": 0, "content": "<unk>", "special": True}],
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
+                  "vocab": {token: rank for rank, token in enumerate(vocabulary)},
+                  "merges": [["t", "h"], ["th", "e"], ["\u2581", "the"]]},
+    }
+
+
+def gguf_sentence_piece():
+    tokens = ["<unk>", "<s>", "</s>", "t", "h", "e", "th", "\u2581", "\u2581the", "[x]", "  "]
+    tokens += [f"<0x{byte:02X}>" for byte in range(256)]
+    types = [2, 3, 3, 1, 1, 1, 1, 1, 1, 4, 4] + [6] * 256
+    scores = [0.0] * 3 + [-float(rank) for rank in range(8)] + [0.0] * 256
+    return [
+        key("tokenizer.ggml.model", 8, string("llama")),
+        strings("tokenizer.ggml.tokens", tokens),
+        key("tokenizer.ggml.token_type", 9, struct.pack("<IQ267i", 5, 267, *types)),
+        key("tokenizer.ggml.scores", 9, struct.pack("<IQ267f", 6, 267, *scores)),
+        key("tokenizer.ggml.eos_token_id", 4, struct.pack("<I", 2)),
+        key("tokenizer.ggml.add_space_prefix", 7, b"\0"),
+    ]
+
+
 def main(directory):
     scalars = [
         key("general.alignment", 4, struct.pack("<I", 32)),
@@ -78,6 +109,8 @@ def main(directory):
         "gguf/tensors": gguf(scalars, tensors, bytes(162)),
         "gguf/tokenizer_smollm": gguf(gguf_tokenizer("smollm")),
         "gguf/tokenizer_qwen2": gguf(gguf_tokenizer("qwen2")),
+        "gguf/tokenizer_sentencepiece": gguf(gguf_sentence_piece()),
+        "tokenizer/gemma.json": json.dumps(sentence_piece_json()).encode(),
         "tokenizer/english": "The cat's hat, the 1234 <tool> in\r\n\n  there<|im_end|>".encode(),
         "tokenizer/scripts": "e\u0301\u00e9 \u4f60\u597d \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f469\u200d\U0001f680"
                              "\u00a0\u0130 \u1100\u1161".encode(),

@@ -1,7 +1,9 @@
 // Damaged and unknown tokenizers: one clear error each.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -171,16 +173,21 @@ TEST(HostileTokenizer, ContradictoryMerges) {
   expect_refused(merges({"t unknown"}), ErrorCode::corrupt, "'unknown'");
   expect_refused(merges({"q x"}), ErrorCode::corrupt, "'qx'");
   expect_refused(merges({"h e", "h e"}), ErrorCode::corrupt, "twice");
-  expect_refused(
-      [](json& d) {  // plain text would turn into a special token
-        d["model"]["vocab"]["<|"] = 290;
-        d["added_tokens"][0]["content"] = "<|";
-        d["added_tokens"][0]["id"] = 290;
-        d["model"]["merges"] = {"< |"};
-      },
-      ErrorCode::corrupt, "special token");
   // The result of a merge cannot be a part of itself, as lengths add up; a cycle of names ends as unknown results.
   expect_refused(merges({"h e", "he he"}), ErrorCode::corrupt, "'hehe'");
+}
+
+TEST(HostileTokenizer, NoMergeLeadsToASpecialToken) {
+  json document = tiny();
+  document["model"]["vocab"]["<|"] = 290;
+  document["added_tokens"][0]["content"] = "<|";
+  document["added_tokens"][0]["id"] = 290;
+  document["model"]["merges"] = {"< |"};
+  const Directory directory;
+  directory.write("tokenizer.json", document.dump());
+  const Tokenizer tokenizer = Tokenizer::from_directory(directory.path());
+  EXPECT_THAT(tokenizer.encode("<|", true), testing::ElementsAre(290));
+  EXPECT_THAT(tokenizer.encode("<|", false), testing::ElementsAre(30, 94));
 }
 
 TEST(HostileTokenizer, OneLongWordThatMergesEverywhere) {
@@ -207,13 +214,27 @@ TEST(HostileTokenizer, OneLongWordThatMergesEverywhere) {
 TEST(HostileTokenizer, UnknownComponentsAreNamed) {
   const auto set = [](const char* key, json value) { return [=](json& d) { d[key] = value; }; };
   const auto type = [](const char* name) { return json{{"type", name}}; };
+  const auto with = [&](const char* name, json members) {
+    members["type"] = name;
+    return members;
+  };
   const auto refused = [](const std::function<void(json&)>& change, const char* name) {
     expect_refused(change, ErrorCode::unsupported, name);
   };
   refused(set("normalizer", type("Lowercase")), "Lowercase");
   refused(set("normalizer", json{{"type", "Sequence"}, {"normalizers", {type("NFC"), type("NFKC")}}}),
           "NFKC");
-  refused(set("pre_tokenizer", type("Metaspace")), "Metaspace");
+  refused(set("pre_tokenizer", json{{"type", "Metaspace"}, {"replacement", "_"}}), "Metaspace of '_'");
+  refused(set("pre_tokenizer",
+              json{{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "sometimes"}}),
+          "sometimes");
+  refused(set("normalizer", json{{"type", "Replace"}, {"pattern", {{"Regex", " +"}}}, {"content", "x"}}),
+          "regular expression");
+  refused(set("normalizer", json{{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "x"}}),
+          "empty string");
+  refused(set("decoder", with("Replace", {{"pattern", {{"String", "_"}}}, {"content", " "}})), "U+2581");
+  refused(set("decoder", with("Strip", {{"content", " "}, {"start", 2}, {"stop", 0}})), "Strip");
+  refused(set("decoder", type("ByteFallback")), "ByteLevel in only one");
   refused(set("pre_tokenizer", nullptr), "ByteLevel");
   refused(set("pre_tokenizer", json{{"type", "Digits"}, {"individual_digits", true}}), "ByteLevel");
   refused(set("decoder", type("WordPiece")), "WordPiece");
@@ -224,7 +245,7 @@ TEST(HostileTokenizer, UnknownComponentsAreNamed) {
           "TemplateProcessing");
   refused([](json& d) { d["model"]["type"] = "Unigram"; }, "Unigram");
   refused([](json& d) { d["model"]["dropout"] = 0.1; }, "dropout");
-  refused([](json& d) { d["model"]["byte_fallback"] = true; }, "byte_fallback");
+  refused([](json& d) { d["model"]["byte_fallback"] = true; }, "byte_fallback in only one");
   refused([](json& d) { d["model"]["end_of_word_suffix"] = "</w>"; }, "end_of_word_suffix");
   refused([](json& d) { d["model"]["continuing_subword_prefix"] = "##"; }, "continuing_subword_prefix");
   refused([](json& d) { d["added_tokens"][3]["single_word"] = true; }, "single_word");
@@ -233,7 +254,7 @@ TEST(HostileTokenizer, UnknownComponentsAreNamed) {
 
 TEST(HostileTokenizer, PatternsThatCouldMeanSomethingElse) {
   for (const char* pattern :
-       {"\\w+", "\\bword", "^a", "a$", "[a[bc]]", "[a&&b]", "(?i)a", "a{2}+", "[\\S]", "(a)\\1", "(?<name>a)",
+       {"\\w+", "\\bword", "^a", "[a[bc]]", "[a&&b]", "(?i)a", "a{2}+", "[\\S]", "(a)\\1", "(?<name>a)",
         "(*ACCEPT)", "\\", "\\p", "\\pL", "[]a]", "\\X", "\\K"}) {
     expect_error([&] { Pattern{pattern}; }, ErrorCode::unsupported, "not supported");
   }
@@ -275,7 +296,7 @@ TEST(GgufTokenizer, Refuses) {
   };
   using Strings = std::vector<std::string>;
   using Integers = std::vector<std::int64_t>;
-  refused("tokenizer.ggml.model", std::string("llama"), ErrorCode::unsupported, "'llama'");
+  refused("tokenizer.ggml.model", std::string("bert"), ErrorCode::unsupported, "'bert'");
   refused("tokenizer.ggml.pre", std::string("mystery"), ErrorCode::unsupported, "'mystery'");
   refused("tokenizer.ggml.pre", true, ErrorCode::corrupt, "tokenizer.ggml.pre");
   refused("tokenizer.ggml.tokens", Strings{"a", "a"}, ErrorCode::corrupt, "token types");
@@ -293,6 +314,91 @@ TEST(GgufTokenizer, Refuses) {
     file.metadata.erase(std::string("tokenizer.ggml.") + key);
     expect_error([&] { Tokenizer::from_gguf(file); }, ErrorCode::corrupt, key);
   }
+}
+
+TEST(GgufTokenizer, AnUnknownFamilyIsRefusedWithTheKnownOnes) {
+  weights::GgufFile file = gguf();
+  file.metadata["tokenizer.ggml.pre"] = std::string("mystery");
+  try {
+    Tokenizer::from_gguf(file);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.hint(), HasSubstr("llama-bpe"));
+    EXPECT_THAT(error.hint(), HasSubstr("deepseek-v3"));
+  }
+}
+
+// Text becomes pieces of characters, those without a token become bytes, and what is named in a text stays text.
+weights::GgufFile sentence_piece() {
+  weights::GgufFile file;
+  file.metadata["tokenizer.ggml.model"] = std::string("llama");
+  std::vector<std::string> tokens = {"<unk>",  "<s>",     "</s>", "a",   "b",       "ab",
+                                     "\u2581", "\u2581a", "ba",   "[x]", "\u2581ab"};
+  std::vector<std::int64_t> types = {2, 3, 3, 1, 1, 1, 1, 1, 1, 4, 5};
+  std::vector<double> scores = {0, 0, 0, -9, -9, -2, -9, -3, -1, 0, 9};
+  for (int byte = 0; byte < 256; ++byte) {
+    tokens.push_back(fmt::format("<0x{:02X}>", byte));
+    types.push_back(6);
+    scores.push_back(0);
+  }
+  file.metadata["tokenizer.ggml.tokens"] = tokens;
+  file.metadata["tokenizer.ggml.token_type"] = types;
+  file.metadata["tokenizer.ggml.scores"] = scores;
+  file.metadata["tokenizer.ggml.eos_token_id"] = std::uint64_t{2};
+  return file;
+}
+
+constexpr std::int32_t kByte0 = 11;
+
+TEST(SentencePieceTokenizer, Encodes) {
+  using testing::ElementsAre;
+  weights::GgufFile file = sentence_piece();
+  const Tokenizer prefixed = Tokenizer::from_gguf(file);
+  EXPECT_TRUE(prefixed.adds_bos());
+  EXPECT_EQ(prefixed.bos(), 1);
+  EXPECT_THAT(prefixed.stops(), ElementsAre(2));
+  EXPECT_THAT(prefixed.encode("ab", true), ElementsAre(6, 5));  // the unused token has the best score
+  EXPECT_THAT(prefixed.encode("</s>a", true), ElementsAre(2, 7));
+  EXPECT_EQ(prefixed.decode(prefixed.encode("ab \u00e9[x] ", false), false), "ab \u00e9[x]  ");
+
+  file.metadata["tokenizer.ggml.add_space_prefix"] = false;
+  const Tokenizer tokenizer = Tokenizer::from_gguf(file);
+  EXPECT_THAT(tokenizer.encode("aba", false), ElementsAre(3, 8));  // ba before ab by its score
+  EXPECT_THAT(tokenizer.encode("abab", false), ElementsAre(3, 8, 4));
+  EXPECT_THAT(tokenizer.encode(" a[x]\u00e9", false), ElementsAre(7, 9, kByte0 + 0xc3, kByte0 + 0xa9));
+  EXPECT_EQ(tokenizer.token_bytes(kByte0 + 0xc3, false), "\xc3");
+  EXPECT_EQ(tokenizer.token_bytes(7, false), " a");
+  const auto named = tokenizer.encode("<s><0x41>", false);
+  EXPECT_EQ(std::count(named.begin(), named.end(), 1), 0);
+  EXPECT_EQ(tokenizer.decode(named, false), "<s><0x41>");
+}
+
+TEST(SentencePieceTokenizer, CharactersWithoutBytesAreUnknown) {
+  weights::GgufFile file = sentence_piece();
+  auto& types = std::get<std::vector<std::int64_t>>(file.metadata["tokenizer.ggml.token_type"]);
+  types[kByte0 + 0xa9] = 1;
+  file.metadata["tokenizer.ggml.add_space_prefix"] = false;
+  const Tokenizer tokenizer = Tokenizer::from_gguf(file);
+  EXPECT_THAT(tokenizer.encode("a\u00e9\u00e9b\u00e9", false), testing::ElementsAre(3, 0, 4, 0));
+}
+
+TEST(SentencePieceTokenizer, Refuses) {
+  const auto refused = [](const char* key, const weights::GgufValue& value, ErrorCode code,
+                          const char* message) {
+    weights::GgufFile file = sentence_piece();
+    file.metadata[key] = value;
+    expect_error([&] { Tokenizer::from_gguf(file); }, code, message);
+  };
+  refused("tokenizer.ggml.scores", std::vector<double>{1, 2}, ErrorCode::corrupt, "2 scores for 267 tokens");
+  refused("tokenizer.ggml.scores", std::vector<double>(267, std::nan("")), ErrorCode::corrupt, "score nan");
+  refused("tokenizer.ggml.unknown_token_id", std::uint64_t{267}, ErrorCode::corrupt, "267");
+  refused("tokenizer.ggml.remove_extra_whitespaces", true, ErrorCode::unsupported, "remove_extra");
+  std::vector<std::int64_t> types(267, 1);
+  types[3] = 6;
+  refused("tokenizer.ggml.token_type", types, ErrorCode::corrupt, "'a' names no byte");
+  weights::GgufFile file = sentence_piece();
+  file.metadata.erase("tokenizer.ggml.scores");
+  expect_error([&] { Tokenizer::from_gguf(file); }, ErrorCode::corrupt, "scores");
 }
 
 }  // namespace

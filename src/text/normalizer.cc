@@ -1,3 +1,5 @@
+#include "text/normalizer.h"
+
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -5,7 +7,6 @@
 #include <memory>
 
 #include "basin/base/error.h"
-#include "text/state.h"
 
 namespace basin::text {
 
@@ -21,6 +22,34 @@ std::string to_nfc(std::string_view text) {
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(composed, &std::free);
   if (size < 0) throw Error(ErrorCode::internal, std::string("NFC normalisation: ") + utf8proc_errmsg(size));
   return std::string(reinterpret_cast<const char*>(composed), static_cast<std::size_t>(size));
+}
+
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
+  std::string out;
+  out.reserve(text.size());
+  for (std::size_t at = text.find(from); at != std::string_view::npos; at = text.find(from)) {
+    out.append(text.substr(0, at)).append(to);
+    text.remove_prefix(at + from.size());
+  }
+  return out.append(text);
+}
+
+std::string Normalizer::apply(std::string_view text) const {
+  std::string out(text);
+  for (const NormalizerStep& step : steps_) {
+    switch (step.kind) {
+      case NormalizerStep::nfc:
+        out = to_nfc(out);
+        break;
+      case NormalizerStep::replace:
+        out = replace_all(out, step.from, step.to);
+        break;
+      case NormalizerStep::prepend:
+        if (!out.empty()) out.insert(0, step.to);
+        break;
+    }
+  }
+  return out;
 }
 
 }  // namespace basin::text
