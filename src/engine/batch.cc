@@ -26,7 +26,7 @@ struct Batch::Sequence {
   std::int64_t arrival_us = 0, rank_us = 0, deadline_us = kNever;
 
   std::vector<std::int32_t> history;                    // prompt and chosen tokens, never cut
-  std::optional<kv::Cache> cache;                       // while it runs
+  std::optional<kv::SequenceCache> cache;               // while it runs
   kv::PrefixCache::Node node = kv::PrefixCache::kRoot;  // while it runs, with the prefix cache
   Sampler sampler;
   TextOutput text;
@@ -50,7 +50,7 @@ struct Batch::Sequence {
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(history.size()); }
   std::int64_t computed_tokens() const { return cache ? cache->logical_position() : 0; }
   std::int64_t kept_tokens() const {
-    return std::max(usage.kept_tokens, cache ? cache->kept_tokens_max() : 0);
+    return std::max(usage.kept_tokens, cache ? cache->full().kept_tokens_max() : 0);
   }
 
   static SamplingRequest seeded(SamplingRequest sampling, std::int64_t index) {
@@ -70,7 +70,8 @@ Batch::Batch(Runner& runner, ThreadPool& threads, const text::Tokenizer* tokeniz
                 fmt::format("{} sequences and {} tokens of a pass; each sequence needs a token of every pass",
                             limits_.max_sequences, limits_.max_batch_tokens));
   }
-  if (options_.prefix_cache) prefix_.emplace(*runner.pool());
+  // Where layers have rings of their own, pages alone are no beginning to go on from.
+  if (options_.prefix_cache && runner.make_cache({}).is_full_alone()) prefix_.emplace(*runner.pool());
 }
 
 Batch::~Batch() {
@@ -149,7 +150,7 @@ Schedule Batch::schedule() {
     plan.blocked = sequence->blocked;
     plan.known_tokens = sequence->known_tokens();
     plan.computed_tokens = sequence->computed_tokens();
-    plan.held_pages = sequence->cache ? sequence->cache->allocated_pages() : 0;
+    plan.held_pages = sequence->cache ? sequence->cache->full().allocated_pages() : 0;
     plan.policy = sequence->request->policy;
     if (!plan.running && !plan.blocked && running < limits_.max_sequences && lookups < kMostLookups) {
       ++lookups;
@@ -206,8 +207,8 @@ void Batch::step() {
 }
 
 void Batch::start(Sequence& sequence) {
-  sequence.cache.emplace(runner_.pool(), sequence.request->policy);
-  sequence.cache->adopt(sequence.match.pages);
+  sequence.cache.emplace(runner_.make_cache(sequence.request->policy));
+  sequence.cache->full().adopt(sequence.match.pages);
   if (prefix_) {
     sequence.node = sequence.match.node;
     prefix_->enter(sequence.node);
@@ -305,7 +306,7 @@ void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t row
 // Pages that this pass has filled can be found by others from now on.
 void Batch::remember_pages(Sequence& sequence, std::int64_t before) {
   const std::int64_t page_tokens = limits_.page_tokens;
-  const auto table = sequence.cache->page_table();
+  const auto table = sequence.cache->full().page_table();
   for (std::int64_t page = before / page_tokens; (page + 1) * page_tokens <= sequence.computed_tokens();
        ++page) {
     const std::int32_t number = table[static_cast<std::size_t>(page)];
@@ -316,7 +317,7 @@ void Batch::remember_pages(Sequence& sequence, std::int64_t before) {
       sequence.node = prefix_->advance(sequence.node, tokens, sequence.request->policy, number);
     }
   }
-  metrics_.pages_left_window += sequence.cache->take_left_window();
+  metrics_.pages_left_window += sequence.cache->full().take_left_window();
 }
 
 void Batch::choose() {
@@ -464,12 +465,12 @@ void Batch::check_invariants() const {
   for (const auto& sequence : sequences_) {
     if (!sequence->cache) continue;
     std::int64_t held = 0;
-    for (const std::int32_t page : sequence->cache->page_table()) {
+    for (const std::int32_t page : sequence->cache->full().page_table()) {
       if (page < 0) continue;
       ++held;
       ++owners[page];
     }
-    if (held != sequence->cache->allocated_pages())
+    if (held != sequence->cache->full().allocated_pages())
       throw Error(ErrorCode::internal, fmt::format("sequence {} has lost count of its pages", sequence->id));
   }
   const kv::Pages& pages = runner_.pool()->pages();

@@ -7,8 +7,13 @@
 
 namespace basin::engine {
 
-/// Bytes of keys and values on one page.
+/// Of the pages for the layers with full attention.
 kv::Shape cache_shape(const models::ModelConfig& config, ops::Compute compute, std::int64_t page_tokens);
+
+/// An empty cache for one sequence: layers with full attention under `policy` on pages of `pool`, which has cache_shape();
+/// those with a window of their own on a ring.
+kv::SequenceCache make_cache(const models::ModelConfig& config, std::shared_ptr<kv::PagePool> pool,
+                             const kv::Policy& policy);
 
 class ModelRunner : public Runner {
  public:
@@ -18,6 +23,7 @@ class ModelRunner : public Runner {
 
   std::int64_t vocabulary() const override { return model_.config().vocabulary; }
   const std::shared_ptr<kv::PagePool>& pool() const override { return pool_; }
+  kv::SequenceCache make_cache(const kv::Policy& policy) const override;
   void run(std::span<const RunnerWork> work, const OnLogits& on_logits) override;
 
  private:

@@ -6,14 +6,14 @@
 #include <memory>
 #include <span>
 
-#include "kv/cache.h"
+#include "kv/sequence_cache.h"
 #include "models/model.h"
 
 namespace basin::engine {
 
 /// The next tokens of one sequence.
 struct RunnerWork {
-  kv::Cache* cache = nullptr;            // not null; says which pages, which mask and which positions
+  kv::SequenceCache* cache = nullptr;    // not null; says which pages, which mask and which positions
   std::span<const std::int32_t> tokens;  // not empty
   models::LogitsRows rows = models::LogitsRows::last;
 };
@@ -23,8 +23,10 @@ class Runner {
   virtual ~Runner() = default;
 
   virtual std::int64_t vocabulary() const = 0;
-  /// Where the caches of all sequences live.
+  /// Where the caches of all sequences live; rings of layers with a window of their own apart.
   virtual const std::shared_ptr<kv::PagePool>& pool() const = 0;
+  /// An empty cache for one sequence.
+  virtual kv::SequenceCache make_cache(const kv::Policy& policy) const = 0;
 
   /// Computes one pass: every cache has its tokens then, and the wanted rows [rows, vocabulary] of work `index` were handed to
   /// `on_logits`, in order; `first_row` counts from the work's first token. The result for a sequence does not depend on the

@@ -6,7 +6,6 @@
 
 #include "basin/base/error.h"
 #include "engine/model_runner.h"
-#include "kv/cache.h"
 
 namespace basin::engine {
 namespace {
@@ -58,24 +57,24 @@ void check(const StreamOptions& options, const models::ModelConfig& config) {
   }
 }
 
+kv::SequenceCache make_cache(const StreamOptions& options, const models::ModelConfig& config) {
+  const kv::Shape shape = cache_shape(config, options.compute, options.page_tokens);
+  return make_cache(config, std::make_shared<kv::PagePool>(shape), policy(options));
+}
+
 struct Stream::State {
   models::Model& model;
   StreamOptions options;
   ThreadPool& pool;
-  kv::Cache cache;
+  kv::SequenceCache cache;
   std::vector<std::int32_t> history;
   attention::Ran ran{"", ""};
 };
 
 Stream::Stream(models::Model& model, const StreamOptions& options, ThreadPool& pool) {
   check(options, model.config());
-  state_ = std::make_unique<State>(
-      State{model,
-            options,
-            pool,
-            kv::Cache(cache_shape(model.config(), options.compute, options.page_tokens), policy(options)),
-            {},
-            {"", ""}});
+  state_ =
+      std::make_unique<State>(State{model, options, pool, make_cache(options, model.config()), {}, {"", ""}});
 }
 
 Stream::~Stream() = default;
@@ -90,17 +89,19 @@ void Stream::feed(std::span<const std::int32_t> tokens, models::LogitsRows rows,
     const std::int64_t size = std::min(s.options.chunk_tokens, count - begin);
     models::Chunk chunk;
     chunk.tokens = tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
-    chunk.logical_position = s.cache.logical_position();
-    models::PassOptions pass{s.options.compute, s.options.attention_backend, rows};
-    if (rows == models::LogitsRows::last && begin + size < count) pass.rows = models::LogitsRows::none;
-    const std::int64_t first = chunk.logical_position;
-    const auto hand_on = [&](std::int64_t row, std::int64_t number, std::span<const float> logits) {
+    chunk.cache = &s.cache;
+    chunk.rows = rows;
+    if (rows == models::LogitsRows::last && begin + size < count) chunk.rows = models::LogitsRows::none;
+    const models::PassOptions pass{s.options.compute, s.options.attention_backend, nullptr};
+    const std::int64_t first = s.cache.logical_position();
+    const auto hand_on = [&](std::size_t, std::int64_t row, std::int64_t number,
+                             std::span<const float> logits) {
       if (on_logits && !on_logits(first + row, number, logits)) go_on = false;
     };
     // Before the pass: after it nothing may fail, or the history and the cache would disagree.
     s.history.insert(s.history.end(), chunk.tokens.begin(), chunk.tokens.end());
     try {
-      s.ran = s.model.forward(chunk, s.cache, pass, hand_on, s.pool);
+      s.ran = s.model.forward({&chunk, 1}, pass, hand_on, s.pool);
     } catch (...) {
       s.history.resize(s.history.size() - chunk.tokens.size());
       throw;
@@ -139,7 +140,7 @@ std::span<const std::int32_t> Stream::token_history() const {
 }
 
 StreamLengths Stream::lengths() const {
-  const kv::Cache& cache = state_->cache;
+  const kv::Cache& cache = state_->cache.full();
   StreamLengths lengths;
   lengths.logical_position = cache.logical_position();
   lengths.cache_position = cache.cache_position();
@@ -152,7 +153,7 @@ StreamLengths Stream::lengths() const {
 
 StreamReport Stream::report() const {
   StreamReport report;
-  report.kept_tokens_max = state_->cache.kept_tokens_max();
+  report.kept_tokens_max = state_->cache.full().kept_tokens_max();
   report.kv_bytes_max = state_->cache.kv_bytes_max();
   report.attention_backend = state_->ran.backend.data();  // static strings
   report.attention_target = state_->ran.target.data();

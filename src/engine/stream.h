@@ -10,6 +10,7 @@
 
 #include "basin/attention/attention.h"
 #include "basin/base/thread_pool.h"
+#include "kv/sequence_cache.h"
 #include "models/model.h"
 #include "ops/linear.h"
 
@@ -34,7 +35,11 @@ struct StreamOptions {
 /// sink_tokens + window beyond the trained context in in-cache mode, RoPE that changes with length, ...
 void check(const StreamOptions& options, const models::ModelConfig& config);
 
-/// The numbers that other engines confuse; none is derived by clamping another.
+/// An empty cache for one sequence of a model. The request's window acts on the layers with full attention; layers with a
+/// window of their own keep that.
+kv::SequenceCache make_cache(const StreamOptions& options, const models::ModelConfig& config);
+
+/// Of the layers with full attention: the numbers that other engines confuse; none is derived by clamping another.
 struct StreamLengths {
   std::int64_t logical_position = 0;  // tokens seen
   std::int64_t cache_position = 0;    // index among kept tokens of the next token (in-cache mode)
@@ -45,8 +50,9 @@ struct StreamLengths {
 };
 
 struct StreamReport {
-  std::int64_t kept_tokens_max = 0;  // most rows visible to one query so far
-  std::int64_t kv_bytes_max = 0;     // peak of allocated pages
+  std::int64_t kept_tokens_max =
+      0;                          // most rows visible to one query so far, in the layers with full attention
+  std::int64_t kv_bytes_max = 0;  // peak of allocated pages, of all layers together
   const char* attention_backend = "";
   const char* attention_target = "";
 };

@@ -1,5 +1,5 @@
-// Keys and values of one sequence, on pages, under the sink-window policy. Keys are written once and never moved or
-// rotated again; the page table is indexed by logical page, so positions stay absolute and evicted pages are -1.
+// Keys and values of one sequence, on pages, in the layers that share a sink-window policy. Keys are written once and never
+// moved or rotated again; the page table is indexed by logical page, so positions stay absolute and evicted pages are -1.
 #pragma once
 
 #include <cstdint>
@@ -81,6 +81,7 @@ class Cache {
   std::int64_t kept_tokens_max() const { return kept_tokens_max_; }
   /// Pages that left the window since the last call.
   std::int64_t take_left_window() { return std::exchange(left_window_, 0); }
+  std::int64_t kv_bytes() const { return allocated_ * shape().page_bytes(); }
   std::int64_t kv_bytes_max() const { return allocated_max_ * shape().page_bytes(); }
 
  private:
@@ -95,19 +96,6 @@ class Cache {
   std::int64_t step_ = 0;
   std::int64_t evicted_before_ = 0;  // logical pages below this (and beyond the sinks) are evicted
   std::int64_t allocated_ = 0, allocated_max_ = 0, kept_tokens_max_ = 0, left_window_ = 0;
-};
-
-/// A step that is abandoned unless it ends: a pass that throws leaves the cache as it was.
-class Step {
- public:
-  Step(Cache& cache, std::int64_t tokens) : cache_(cache) { cache_.begin_step(tokens); }
-  ~Step() { cache_.abandon_step(); }
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
-  void end() { cache_.end_step(); }
-
- private:
-  Cache& cache_;
 };
 
 }  // namespace basin::kv

@@ -1,4 +1,4 @@
-// What every decoder-only model gives the engine: its shape, and one pass over a chunk of tokens.
+// What every decoder-only model gives the engine: its shape, and one pass over a chunk of tokens of some sequences.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace basin::text {
 class Tokenizer;
 }
 namespace basin::kv {
-class Cache;
+class SequenceCache;
 }
 
 namespace basin::models {
@@ -44,16 +44,17 @@ struct ModelConfig {
   std::vector<LayerAttention> layers;  // [layer count]
 };
 
-/// One chunk of one sequence.
-struct Chunk {
-  std::span<const std::int32_t> tokens;  // [t], consecutive
-  std::int64_t logical_position = 0;     // of tokens[0]
-};
-
-/// Which rows of logits a pass produces.
+/// Which rows of logits a pass produces of a chunk.
 enum class LogitsRows { none, last, all };
 
-/// Looks into a pass layer by layer: for those who study attention. What it is given lives until it returns.
+/// The next tokens of one sequence, which stand at cache->logical_position() and on.
+struct Chunk {
+  std::span<const std::int32_t> tokens;  // [t], at least one
+  kv::SequenceCache* cache = nullptr;    // not null
+  LogitsRows rows = LogitsRows::all;
+};
+
+/// Looks into a pass over one chunk, layer by layer: for those who study attention. What it is given lives until it returns.
 class PassObserver {
  public:
   virtual ~PassObserver() = default;
@@ -69,13 +70,12 @@ class PassObserver {
 struct PassOptions {
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
-  LogitsRows rows = LogitsRows::all;
-  PassObserver* observer = nullptr;  // may be null
+  PassObserver* observer = nullptr;  // may be null; for passes over one chunk
 };
 
-/// `first_row` counts from the chunk's first token.
-using OnLogits =
-    std::function<void(std::int64_t first_row, std::int64_t rows, std::span<const float> logits)>;
+/// `chunk` is an index into the pass's chunks; `first_row` counts from that chunk's first token.
+using OnLogits = std::function<void(std::size_t chunk, std::int64_t first_row, std::int64_t rows,
+                                    std::span<const float> logits)>;
 
 class Model {
  public:
@@ -84,10 +84,12 @@ class Model {
   virtual std::int64_t parameters() const = 0;
   virtual std::int64_t weight_bytes() const = 0;
 
-  /// Appends the chunk's keys and values to `cache` and hands the wanted logits to `on_logits` in runs of consecutive
-  /// rows [rows, vocabulary] (float32), so that they are never all in memory. `cache` decides what is visible and at
-  /// which positions. Returns what attention ran. When it throws, or `on_logits` does, `cache` is as it was before.
-  virtual attention::Ran forward(const Chunk& chunk, kv::Cache& cache, const PassOptions& options,
+  /// Reads the next chunk of every sequence given: appends keys and values to each cache, and hands the wanted logits to
+  /// `on_logits` in runs of consecutive rows [rows, vocabulary] (float32), so that they are never all in memory. A cache
+  /// decides what its sequence sees and at which positions; all are of one dtype, and none is given twice. Products run
+  /// over the rows of all chunks at once, and every row has the bits that it would have alone. Returns what attention
+  /// ran. When it throws, or `on_logits` does, all caches are as they were before.
+  virtual attention::Ran forward(std::span<const Chunk> chunks, const PassOptions& options,
                                  const OnLogits& on_logits, ThreadPool& pool) = 0;
 };
 

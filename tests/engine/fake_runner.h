@@ -21,6 +21,10 @@ class FakeRunner : public engine::Runner {
 
   std::int64_t vocabulary() const override { return vocabulary_; }
   const std::shared_ptr<kv::PagePool>& pool() const override { return pool_; }
+  kv::SequenceCache make_cache(const kv::Policy& policy) const override {
+    const std::int64_t windows[] = {0};
+    return {pool_, policy, windows};
+  }
 
   /// The pass after so many others throws.
   std::int64_t fails_after = -1;
@@ -64,10 +68,11 @@ class FakeRunner : public engine::Runner {
   }
 
   void run_one(const engine::RunnerWork& work, const auto& on_row) {
-    kv::Cache& cache = *work.cache;
+    kv::Cache& cache = work.cache->full();
     const auto count = static_cast<std::int64_t>(work.tokens.size());
     const std::int64_t first = cache.logical_position();
-    kv::Step step(cache, count);
+    kv::Step step;
+    step.begin(*work.cache, count);
     std::vector<float> k(work.tokens.size()), v(work.tokens.size());
     std::vector<float> logits(static_cast<std::size_t>(vocabulary_));
     for (std::int64_t t = 0; t < count; ++t) {

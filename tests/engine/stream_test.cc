@@ -6,7 +6,7 @@
 
 #include "basin/base/error.h"
 #include "engine/runs.h"
-#include "kv/cache.h"
+#include "kv/sequence_cache.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 
@@ -94,17 +94,20 @@ TEST_P(StreamOfFamily, PoisonedPagesNeverShow) {
     for (const auto backend : {attention::Backend::cpu, attention::Backend::reference}) {
       for (const std::int64_t page : {1, 5, 16}) {
         const auto run = [&](bool poison) {
-          kv::Cache cache({static_cast<std::int64_t>(c.layers.size()), c.h_kv, c.d_head,
-                           compute == Compute::fp32 ? DType::f32 : DType::bf16, page},
-                          {3, 20, true});
+          StreamOptions options;
+          options.compute = compute;
+          options.page_tokens = page;
+          options.sink_tokens = 3;
+          options.window = 20;
+          kv::SequenceCache cache = engine::make_cache(options, c);
           cache.poison_freed_pages(poison);
           std::vector<float> logits;
           for (std::size_t begin = 0; begin < tokens.size(); begin += 30) {
-            const models::Chunk chunk{std::span(tokens).subspan(begin, 30), static_cast<std::int64_t>(begin)};
-            const auto keep = [&](std::int64_t, std::int64_t, std::span<const float> rows) {
+            const models::Chunk chunk{std::span(tokens).subspan(begin, 30), &cache};
+            const auto keep = [&](std::size_t, std::int64_t, std::int64_t, std::span<const float> rows) {
               logits.insert(logits.end(), rows.begin(), rows.end());
             };
-            model.forward(chunk, cache, {compute, backend, models::LogitsRows::all}, keep, pool);
+            model.forward({&chunk, 1}, {compute, backend}, keep, pool);
           }
           return logits;
         };
@@ -221,13 +224,15 @@ class FailingModel : public models::Model {
   const models::ModelConfig& config() const override { return model_.config(); }
   std::int64_t parameters() const override { return model_.parameters(); }
   std::int64_t weight_bytes() const override { return model_.weight_bytes(); }
-  attention::Ran forward(const models::Chunk& chunk, kv::Cache& cache, const models::PassOptions& options,
+  attention::Ran forward(std::span<const models::Chunk> chunks, const models::PassOptions& options,
                          const models::OnLogits& on_logits, ThreadPool& threads) override {
-    if (!fails) return model_.forward(chunk, cache, options, on_logits, threads);
-    const auto tokens = static_cast<std::int64_t>(chunk.tokens.size());
-    kv::Step step(cache, tokens);
+    if (!fails) return model_.forward(chunks, options, on_logits, threads);
+    const auto tokens = static_cast<std::int64_t>(chunks[0].tokens.size());
+    kv::SequenceCache& cache = *chunks[0].cache;
+    kv::Step step;
+    step.begin(cache, tokens);
     const std::vector<float> junk(static_cast<std::size_t>(tokens * config().h_kv * config().d_head), 1e30f);
-    cache.append(0, junk.data(), junk.data());
+    cache.layer(0).cache->append(cache.layer(0).index, junk.data(), junk.data());
     throw Error(ErrorCode::unsupported, "this pass was meant to fail");
   }
 

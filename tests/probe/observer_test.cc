@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kv/cache.h"
+#include "kv/sequence_cache.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 
@@ -36,8 +36,9 @@ struct Watcher : models::PassObserver {
 
 std::vector<float> logits(models::Model& model, models::PassObserver* observer) {
   const models::ModelConfig& config = model.config();
-  kv::Cache cache(
-      {static_cast<std::int64_t>(config.layers.size()), config.h_kv, config.d_head, DType::f32, 16}, {});
+  const std::vector<std::int64_t> windows(config.layers.size(), 0);
+  const kv::Shape shape{std::ssize(windows), config.h_kv, config.d_head, DType::f32, 16};
+  kv::SequenceCache cache(std::make_shared<kv::PagePool>(shape), {}, windows);
   std::vector<std::int32_t> tokens;
   for (std::int32_t i = 0; i < 50; ++i) tokens.push_back((i * 37 + 11) % 300);
   ThreadPool pool(2);
@@ -45,9 +46,10 @@ std::vector<float> logits(models::Model& model, models::PassObserver* observer) 
   options.compute = ops::Compute::fp32;
   options.observer = observer;
   std::vector<float> all;
+  const models::Chunk chunk{tokens, &cache};
   model.forward(
-      {tokens, 0}, cache, options,
-      [&](std::int64_t, std::int64_t, std::span<const float> rows) {
+      {&chunk, 1}, options,
+      [&](std::size_t, std::int64_t, std::int64_t, std::span<const float> rows) {
         all.insert(all.end(), rows.begin(), rows.end());
       },
       pool);

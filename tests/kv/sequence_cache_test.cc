@@ -1,0 +1,142 @@
+// Layers with windows of their own beside layers on which a request's policy acts: each keeps what it needs, no more.
+#include "kv/sequence_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "basin/base/error.h"
+
+namespace basin::kv {
+namespace {
+
+constexpr std::int64_t kPage = 4, kStep = 3, kRowBytes = 2 * 4;
+const std::int64_t kWindows[] = {6, 0, 6, 0, 9};  // two kinds of local layers, and full ones
+
+SequenceCache make(const Policy& request) {
+  return {std::make_shared<PagePool>(Shape{2, 1, 2, DType::f32, kPage}), request, kWindows};
+}
+
+// Token p of layer l is written as k = (p, l).
+void write_step(SequenceCache& cache, std::int64_t tokens) {
+  const std::int64_t first = cache.logical_position();
+  for (std::int64_t layer = 0; layer < 5; ++layer) {
+    std::vector<float> rows;
+    for (std::int64_t t = 0; t < tokens; ++t)
+      rows.insert(rows.end(), {static_cast<float>(first + t), static_cast<float>(layer)});
+    cache.layer(layer).cache->append(cache.layer(layer).index, rows.data(), rows.data());
+  }
+}
+
+TEST(SequenceCache, EveryLayerKeepsWhatItsOwnWindowNeeds) {
+  const Policy request{2, 20, true};
+  SequenceCache cache = make(request);
+  std::int64_t bytes_max = 0;
+  for (int i = 0; i < 60; ++i) {
+    cache.begin_step(kStep);
+    write_step(cache, kStep);
+    std::int64_t bytes = 0;
+    for (const std::int64_t layer : {0, 1, 4}) {
+      const Cache& kept = *cache.layer(layer).cache;
+      const Policy want = kWindows[layer] == 0 ? request : Policy{0, kWindows[layer], false};
+      EXPECT_EQ(kept.mask().window, want.window);
+      EXPECT_EQ(kept.mask().sink_tokens, want.sink_tokens);
+      EXPECT_EQ(kept.policy().in_cache_positions, want.in_cache_positions);
+      ASSERT_LE(kept.allocated_pages(), page_bound(want, kPage, kStep)) << "layer " << layer;
+      EXPECT_EQ(kept.logical_position(), cache.logical_position());
+      bytes += kept.allocated_pages() * kPage * 2 * kRowBytes * kept.shape().layers;
+    }
+    bytes_max = std::max(bytes_max, bytes);
+    // What the newest query sees has the values of its own layer.
+    for (std::int64_t layer = 0; layer < 5; ++layer) {
+      const auto [kept, index] = cache.layer(layer);
+      const std::int64_t last = cache.logical_position() + kStep - 1;
+      const auto* k = static_cast<const float*>(kept->keys(index).data);
+      for (std::int64_t j = std::max<std::int64_t>(0, last - kept->policy().window + 1); j <= last; ++j) {
+        const std::int64_t row = kept->pages()[j / kPage] * kPage + j % kPage;
+        ASSERT_EQ(k[row * 2], static_cast<float>(j));
+        ASSERT_EQ(k[row * 2 + 1], static_cast<float>(layer));
+      }
+    }
+    cache.end_step();
+  }
+  EXPECT_EQ(cache.logical_position(), 180);
+  EXPECT_EQ(cache.kv_bytes_max(), bytes_max);
+  EXPECT_EQ(&cache.full(), cache.layer(1).cache);
+  EXPECT_EQ(cache.layer(0).cache, cache.layer(2).cache);
+  EXPECT_EQ(cache.layer(1).cache, cache.layer(3).cache);
+  EXPECT_NE(cache.layer(0).cache, cache.layer(4).cache);
+}
+
+TEST(SequenceCache, WithoutARequestsWindowOnlyFullLayersGrow) {
+  SequenceCache cache = make({});
+  for (int i = 0; i < 100; ++i) {
+    cache.begin_step(kStep);
+    write_step(cache, kStep);
+    cache.end_step();
+  }
+  EXPECT_EQ(cache.layer(1).cache->kept_tokens(), 300);
+  EXPECT_LE(cache.layer(0).cache->kept_tokens(), 6 + kPage);
+  EXPECT_LE(cache.layer(4).cache->kept_tokens(), 9 + kPage);
+}
+
+TEST(SequenceCache, SequencesShareThePagesOfFullLayersOnly) {
+  const auto pool = std::make_shared<PagePool>(Shape{2, 1, 2, DType::f32, kPage});
+  SequenceCache a(pool, {}, kWindows), b(pool, {}, kWindows);
+  EXPECT_EQ(&a.layer(1).cache->pool(), &b.layer(1).cache->pool());
+  EXPECT_NE(&a.layer(0).cache->pool(), &b.layer(0).cache->pool());
+  EXPECT_FALSE(a.is_full_alone());
+  const std::int64_t full[] = {0, 0};
+  EXPECT_TRUE(SequenceCache(pool, {}, full).is_full_alone());
+}
+
+TEST(SequenceCache, AStepEndsForAllOrForNone) {
+  SequenceCache a = make({}), b = make({});
+  const auto position = [](const SequenceCache& cache, std::int64_t layer) {
+    return cache.layer(layer).cache->logical_position();
+  };
+  {
+    Step step;
+    step.begin(a, 3);
+    step.begin(b, 2);
+    EXPECT_THROW(step.begin(a, 1), Error) << "given twice";
+    write_step(a, 3);
+    step.end();
+  }
+  {
+    Step step;
+    step.begin(a, 30);
+    EXPECT_THROW(step.begin(b, 0), Error);
+  }
+  for (const std::int64_t layer : {0, 1, 2, 3, 4}) {
+    EXPECT_EQ(position(a, layer), 3);
+    EXPECT_EQ(position(b, layer), 2);
+    EXPECT_EQ(a.layer(layer).cache->allocated_pages(), 1);
+    EXPECT_EQ(a.layer(layer).cache->step_tokens(), 0);
+    EXPECT_EQ(b.layer(layer).cache->step_tokens(), 0);
+  }
+}
+
+// The full layers get their page, the local ones behind them do not: nobody may be left inside the step.
+TEST(SequenceCache, AStepThatTheSystemRefusesLeavesNoLayerBehind) {
+  constexpr std::int64_t kLargePage = std::int64_t{1} << 20;
+  const std::int64_t windows[] = {0, 6, 6, 6, 6, 6, 6, 6};
+  SequenceCache cache(std::make_shared<PagePool>(Shape{1, 1, 1 << 18, DType::f32, kLargePage}), {}, windows);
+  // A page of a layer has 2^40 bytes of keys; 16 pages are mapped for each layer, and a process has 2^47 bytes in all.
+  EXPECT_THROW(cache.begin_step(1), Error);
+  for (const std::int64_t layer : {0, 1, 7}) {
+    EXPECT_EQ(cache.layer(layer).cache->step_tokens(), 0);
+    EXPECT_EQ(cache.layer(layer).cache->allocated_pages(), 0);
+  }
+}
+
+TEST(SequenceCache, NeedsPagesForTheFullLayers) {
+  for (const std::int64_t layers : {1, 3, 5}) {
+    const auto pool = std::make_shared<PagePool>(Shape{layers, 1, 2, DType::f32, kPage});
+    EXPECT_THROW(SequenceCache(pool, {}, kWindows), Error) << layers;
+  }
+  EXPECT_THROW(make({4, 0, true}), Error) << "sinks without a window";
+}
+
+}  // namespace
+}  // namespace basin::kv
