@@ -121,6 +121,10 @@ void Batch::cancel(std::uint64_t id) {
   }
 }
 
+void Batch::cancel_all() {
+  for (const auto& sequence : sequences_) sequence->cancelled = true;
+}
+
 void Batch::clear_prefix_cache() {
   if (prefix_) prefix_->clear();
 }

@@ -44,6 +44,7 @@ class Batch {
   void add(std::uint64_t id, Request request, std::int64_t arrival_us);
   /// Its pages are free, and its last event has come, when the next step begins. Unknown ids are none of its business.
   void cancel(std::uint64_t id);
+  void cancel_all();
   /// Forgets what the prefix cache knows.
   void clear_prefix_cache();
 
