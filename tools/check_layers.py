@@ -30,7 +30,8 @@ ALLOWED = {
     "models": MODELS,
     "engine": MODELS | {"models"},
     "probe": MODELS | {"models"},       # a sibling of engine
-    "cli": MODELS | {"models", "engine", "probe"},
+    "server": MODELS | {"models", "engine"},
+    "cli": MODELS | {"models", "engine", "probe", "server"},
 }
 WORDS = {"spec", "mask", "softmax_state", "checks"}
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".cu", ".cuh"}

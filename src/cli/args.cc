@@ -42,6 +42,19 @@ std::int64_t parse_integer(const std::string& flag, const std::string& text, std
   return value * unit;
 }
 
+// Bytes: a whole number, in units of kB, MB, GB (1000) or KiB, MiB, GiB (1024) if it names one.
+std::int64_t parse_bytes(const std::string& flag, const std::string& text) {
+  constexpr std::pair<std::string_view, std::int64_t> kUnits[] = {{"kB", 1000},         {"MB", 1000'000},
+                                                                  {"GB", 1000'000'000}, {"KiB", 1 << 10},
+                                                                  {"MiB", 1 << 20},     {"GiB", 1 << 30}};
+  for (const auto& [name, unit] : kUnits) {
+    if (!std::string_view(text).ends_with(name)) continue;
+    const std::string number = text.substr(0, text.size() - name.size());
+    return parse_integer(flag, number, 1, (std::int64_t{1} << 60) / unit) * unit;
+  }
+  return parse_integer(flag, text, 1, std::int64_t{1} << 60);
+}
+
 double parse_real(const std::string& flag, const std::string& text) {
   double value = 0.0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -71,10 +84,18 @@ class Options {
     text(
         flag, [flag, &target](const std::string& value) { target = parse_real(flag, value); }, "X", help);
   }
+  void bytes(const std::string& flag, const std::function<void(std::int64_t)>& set, const std::string& help) {
+    text(
+        flag, [=](const std::string& value) { set(parse_bytes(flag, value)); }, "BYTES", help);
+  }
   void string(const std::string& flag, std::optional<std::string>& target, const std::string& kind,
               const std::string& help) {
     text(
         flag, [&target](const std::string& value) { target = value; }, kind, help);
+  }
+  void word(const std::string& flag, const std::function<void(const std::string&)>& set,
+            const std::string& kind, const std::string& help) {
+    text(flag, set, kind, help);
   }
   template <typename String>  // std::string or std::optional of it
   CLI::Option* path(const std::string& flag, String& target, const std::string& help) {
@@ -127,7 +148,8 @@ CLI::Option* add_model(CLI::App& app, String& model) {
   return app.add_option_function<std::string>("MODEL", set, kModelHelp)->type_name("");
 }
 
-void add_common(CLI::App& app, ModelArgs& args) {
+// With `chunks`, --chunk-tokens is among them.
+void add_common(CLI::App& app, ModelArgs& args, bool chunks = true) {
   add_model(app, args.model)->required();
   engine::StreamOptions& stream = args.stream;
   Options options(app);
@@ -143,9 +165,11 @@ void add_common(CLI::App& app, ModelArgs& args) {
         stream.positions = i == 0 ? engine::PositionMode::in_cache : engine::PositionMode::absolute;
       },
       "how far away the sink tokens look: by kept tokens, or by where they stood (default in-cache)");
-  options.integer(
-      "--chunk-tokens", 1, kMany, [&](std::int64_t n) { stream.chunk_tokens = n; },
-      "most tokens of one pass; never changes a result (default 512)");
+  if (chunks) {
+    options.integer(
+        "--chunk-tokens", 1, kMany, [&](std::int64_t n) { stream.chunk_tokens = n; },
+        "most tokens of one pass; never changes a result (default 512)");
+  }
   options.integer(
       "--page-tokens", 1, kMostPageTokens, [&](std::int64_t n) { stream.page_tokens = n; },
       "tokens of one page of keys and values; never changes a result (default 16)");
@@ -274,10 +298,68 @@ void add_tokenize(CLI::App& app, TokenizeArgs& args) {
   add_json(app, args.json);
 }
 
+void add_serve(CLI::App& app, ServeArgs& args) {
+  add_common(app, args.model, false);
+  Options options(app);
+  const auto not_empty = [](const std::string& flag, std::optional<std::string>& target) {
+    return [flag, &target](const std::string& value) {
+      if (value.empty()) throw UsageError(flag + " is empty");
+      target = value;
+    };
+  };
+  options.word(
+      "--host",
+      [&](const std::string& value) {
+        if (value.empty()) throw UsageError("--host is empty");
+        args.host = value;
+      },
+      "ADDRESS", "address to listen on (default 127.0.0.1)");
+  options.integer(
+      "--port", 0, 65535, [&](std::int64_t n) { args.port = n; }, "port; 0 = any free one (default 8000)");
+  options.word("--api-key", not_empty("--api-key", args.api_key), "KEY",
+               "clients must send it; others see it in the list of processes, so better set BASIN_API_KEY");
+  app.add_flag("--no-auth", args.no_auth, "listen on other addresses than this machine's own without a key");
+  options.word("--served-model-name", not_empty("--served-model-name", args.served_model_name), "NAME",
+               "what clients call the model (default: the name of its file or folder)");
+  options.integer(
+      "--max-model-len", 1, kMany, [&](std::int64_t n) { args.max_model_len = n; },
+      "most tokens of a prompt and its answer (default: the context; with a window no limit)");
+  options.integer(
+      "--max-num-seqs", 1, 4096, [&](std::int64_t n) { args.max_num_seqs = n; },
+      "most answers written at once (default 32)");
+  options.integer(
+      "--max-num-batched-tokens", 1, kMostPageTokens,
+      [&](std::int64_t n) { args.max_num_batched_tokens = n; },
+      "most tokens of one pass; never changes a result (default 512)");
+  options.bytes(
+      "--kv-memory", [&](std::int64_t n) { args.kv_memory_bytes = n; },
+      "most memory for keys and values, such as 2GiB (default: what all answers need, half of the free "
+      "memory at most)");
+  options.integer(
+      "--max-queued", 1, kMostPageTokens, [&](std::int64_t n) { args.max_queued = n; },
+      "most answers that wait; the next gets status 429 (default 1024)");
+  app.add_flag_callback(
+      "--no-prefix-cache", [&args] { args.prefix_cache = false; },
+      "compute the beginning of every prompt anew");
+  app.add_flag("--quiet", args.quiet, "no line on stderr for each request");
+}
+
+void check(const ServeArgs& args) {
+  check(args.model);
+  if (args.max_num_batched_tokens && *args.max_num_batched_tokens < args.max_num_seqs) {
+    throw UsageError(fmt::format(
+        "--max-num-batched-tokens {} is less than --max-num-seqs {}: each answer needs a token of "
+        "every pass",
+        *args.max_num_batched_tokens, args.max_num_seqs));
+  }
+  if (args.served_model_name) require_utf8("--served-model-name", *args.served_model_name);
+  if (args.api_key && args.no_auth) throw UsageError("--api-key and --no-auth exclude each other");
+}
+
 void refuse_later_commands(int argc, const char* const* argv) {
   if (argc < 2) return;
   const std::string_view first = argv[1];
-  for (const std::string_view later : {"convert", "serve", "chat", "probe"}) {
+  for (const std::string_view later : {"convert", "chat", "probe"}) {
     if (first == later) {
       throw UsageError(fmt::format("'{}' is not in this build", later), "see basin --help for what is");
     }
@@ -343,12 +425,15 @@ Command parse(int argc, const char* const* argv) {
   TokenizeArgs tokenize;
   InfoArgs info;
   BenchArgs bench;
+  ServeArgs serve;
   CLI::App* const generate_app = app.add_subcommand("generate", "Continue a prompt or answer a message");
   CLI::App* const perplexity_app = app.add_subcommand("perplexity", "Score a text, token by token");
   CLI::App* const logits_app = app.add_subcommand("logits", "Write the logits of every token");
   CLI::App* const tokenize_app = app.add_subcommand("tokenize", "Show the tokens of a text");
   CLI::App* const info_app = app.add_subcommand("info", "Describe this build and machine, or a model");
   CLI::App* const bench_app = app.add_subcommand("bench", "Measure speed against this machine's ceilings");
+  CLI::App* const serve_app = app.add_subcommand("serve", "Answer over HTTP, as OpenAI's servers do");
+  add_serve(*serve_app, serve);
   add_generate(*generate_app, generate);
   add_perplexity(*perplexity_app, perplexity);
   add_logits(*logits_app, logits);
@@ -399,6 +484,10 @@ Command parse(int argc, const char* const* argv) {
     return tokenize;
   }
   if (info_app->parsed()) return info;
+  if (serve_app->parsed()) {
+    check(serve);
+    return serve;
+  }
   check(bench.model);
   return bench;
 }

@@ -58,13 +58,29 @@ struct BenchArgs {
   bool json = false;
 };
 
+struct ServeArgs {
+  ModelArgs model;  // its window is that of requests that do not say; its chunk is the most tokens of a pass
+  std::string host = "127.0.0.1";
+  std::int64_t port = 8000;  // 0 = any free one
+  std::optional<std::string> api_key;
+  bool no_auth = false;
+  std::optional<std::string> served_model_name;
+  std::optional<std::int64_t> max_model_len;
+  std::int64_t max_num_seqs = 32;
+  std::optional<std::int64_t> max_num_batched_tokens;
+  std::optional<std::int64_t> kv_memory_bytes;
+  std::int64_t max_queued = 1024;
+  bool prefix_cache = true;
+  bool quiet = false;
+};
+
 /// --help or --version: text for stdout, and nothing else to do.
 struct ShowText {
   std::string text;
 };
 
-using Command =
-    std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, InfoArgs, BenchArgs>;
+using Command = std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, InfoArgs,
+                             BenchArgs, ServeArgs>;
 
 /// Throws UsageError. Touches no file.
 Command parse(int argc, const char* const* argv);

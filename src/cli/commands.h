@@ -12,5 +12,6 @@ int run(const LogitsArgs& args);
 int run(const TokenizeArgs& args);
 int run(const InfoArgs& args);
 int run(const BenchArgs& args);
+int run(const ServeArgs& args);
 
 }  // namespace basin::cli

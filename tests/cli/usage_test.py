@@ -22,7 +22,7 @@ class Usage(CliTest):
         for command in COMMANDS:
             self.assertIn(f"\n  {command} ", text)
             self.assertIn("Usage: basin " + command, self.ok(command, "--help").stdout.decode())
-        for later in ("convert", "serve", "chat", "probe"):
+        for later in ("convert", "chat", "probe"):
             self.assertNotIn(f"\n  {later} ", text)
 
     def test_version(self):
@@ -43,7 +43,7 @@ class Usage(CliTest):
         self.refused(2, "'' is not a command", "")
 
     def test_later_commands_by_name(self):
-        for command in ("convert", "serve", "chat", "probe"):
+        for command in ("convert", "chat", "probe"):
             self.refused(2, f"'{command}' is not in this build", command, "x")
         self.refused(2, "'bench serve' is not in this build", "bench", "serve", "--url", "http://localhost")
 

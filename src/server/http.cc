@@ -1,0 +1,575 @@
+#include "server/http.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <mutex>
+#include <optional>
+#include <unordered_set>
+
+#include "basin/base/error.h"
+
+namespace basin::server {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using tcp = asio::ip::tcp;
+using boost::system::error_code;
+
+class Connection;
+
+}  // namespace
+
+struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
+  State(const HttpOptions& the_options, Handler the_handler, ErrorBody the_error_body)
+      : options(the_options),
+        handler(std::move(the_handler)),
+        error_body(std::move(the_error_body)),
+        acceptor(io),
+        retry(io),
+        signals(io) {}
+
+  void listen();
+  void accept();
+  void wait_for_signal();
+  void drain();
+  void stop();
+  void closed(Connection* connection);
+
+  HttpOptions options;
+  Handler handler;
+  ErrorBody error_body;
+  asio::io_context io{1};
+  tcp::acceptor acceptor;
+  asio::steady_timer retry;
+  asio::signal_set signals;
+  std::function<void(int)> on_signal;
+  tcp::endpoint endpoint;
+  std::unordered_set<Connection*> connections;
+  bool draining = false;
+};
+
+namespace {
+
+std::string status_line(int status) {
+  return fmt::format("HTTP/1.1 {} {}\r\n", status,
+                     std::string(http::obsolete_reason(static_cast<http::status>(status))));
+}
+
+// One client. All of it runs on the server's thread, but for the mail of exchanges.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(std::shared_ptr<HttpServer::State> server, tcp::socket socket)
+      : server_(std::move(server)), stream_(std::move(socket)) {}
+
+  void start() { read_header(); }
+
+  void drain() {
+    draining_ = true;
+    if (!exchange_) close();
+  }
+
+  void close() {
+    if (closed_) return;
+    closed_ = true;
+    error_code ignored;
+    stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+    stream_.close();
+    client_gone();
+    server_->closed(this);
+  }
+
+ private:
+  class Mail;
+
+  void read_header() {
+    parser_.emplace();
+    parser_->header_limit(static_cast<std::uint32_t>(server_->options.max_header_bytes));
+    parser_->body_limit(server_->options.max_body_bytes);
+    const bool begun = buffer_.size() > 0;
+    stream_.expires_after(
+        std::chrono::seconds(begun ? server_->options.read_seconds : server_->options.idle_seconds));
+    if (begun) {
+      read_header_bytes();
+      return;
+    }
+    // The time of a request begins with its first byte.
+    stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code error) {
+      if (error || self->closed_) return self->close();
+      self->stream_.expires_after(std::chrono::seconds(self->server_->options.read_seconds));
+      self->read_header_bytes();
+    });
+    watch_idle();
+  }
+
+  // async_wait on the bare socket knows no time limit, so the limit of an idle connection is a timer of its own.
+  void watch_idle() {
+    idle_.emplace(server_->io, std::chrono::seconds(server_->options.idle_seconds));
+    idle_->async_wait([weak = weak_from_this()](error_code error) {
+      const auto self = weak.lock();
+      if (!error && self) self->close();
+    });
+  }
+
+  void read_header_bytes() {
+    idle_.reset();
+    http::async_read_header(stream_, buffer_, *parser_,
+                            [self = shared_from_this()](error_code error, std::size_t) {
+                              if (self->closed_) return;
+                              if (error) return self->refuse(error);
+                              self->read_body();
+                            });
+  }
+
+  void read_body() {
+    const auto& header = parser_->get();
+    if (header.version() != 11 && header.version() != 10)
+      return refuse(505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
+    if (header.version() == 11 && header.count(http::field::host) != 1)
+      return refuse(400, "a request has exactly one Host header");
+    const auto length = parser_->content_length();
+    if (length && *length > server_->options.max_body_bytes) return refuse_large_body();
+    const auto expect = header.find(http::field::expect);
+    if (expect != header.end() && beast::iequals(expect->value(), "100-continue") && !parser_->is_done()) {
+      static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+      asio::async_write(stream_, asio::buffer(kContinue),
+                        [self = shared_from_this()](error_code error, std::size_t) {
+                          if (error || self->closed_) return self->close();
+                          self->read_body_bytes();
+                        });
+      return;
+    }
+    read_body_bytes();
+  }
+
+  void read_body_bytes() {
+    http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](error_code error, std::size_t) {
+      if (self->closed_) return;
+      if (error) return self->refuse(error);
+      self->handle();
+    });
+  }
+
+  void handle();
+
+  void refuse(error_code error) {
+    if (error == http::error::end_of_stream || error == asio::error::eof ||
+        error == asio::error::connection_reset || error == http::error::partial_message ||
+        error == asio::error::operation_aborted)
+      return close();
+    if (error == http::error::body_limit) return refuse_large_body();
+    if (error == http::error::header_limit) {
+      return refuse(
+          431, fmt::format("the headers of a request may have {} bytes", server_->options.max_header_bytes));
+    }
+    if (error == beast::error::timeout)
+      return refuse(408,
+                    fmt::format("the request did not come within {} seconds", server_->options.read_seconds));
+    refuse(400, "this is no HTTP request: " + error.message());
+  }
+
+  void refuse_large_body() {
+    refuse(413, fmt::format("the body of a request may have {} bytes", server_->options.max_body_bytes));
+  }
+
+  // What is left of the request is not worth reading, so the connection ends with the answer.
+  void refuse(int status, std::string_view message) {
+    keep_alive_ = false;
+    HttpResponse response;
+    response.status = status;
+    response.body = server_->error_body(status, message);
+    begin_answer(response);
+  }
+
+  void begin_answer(const HttpResponse& response) {
+    answered_ = true;
+    complete_ = true;
+    out_ += head(response.status, response.content_type, response.headers);
+    out_ += fmt::format("Content-Length: {}\r\n\r\n", response.body.size());
+    if (!is_head_) out_ += response.body;
+    write();
+  }
+
+  std::string head(int status, std::string_view content_type,
+                   const std::vector<std::pair<std::string, std::string>>& headers) const {
+    std::string text = status_line(status);
+    text += fmt::format("Content-Type: {}\r\nX-Content-Type-Options: nosniff\r\n", content_type);
+    for (const auto& [name, value] : headers) text += fmt::format("{}: {}\r\n", name, value);
+    if (!keep_alive_) text += "Connection: close\r\n";
+    return text;
+  }
+
+  void read_mail();
+  void client_gone();
+
+  void write() {
+    if (writing_ || closed_) return;
+    if (out_.empty()) {
+      if (complete_) next();
+      return;
+    }
+    writing_ = true;
+    sending_ = std::exchange(out_, {});
+    sent_ = 0;
+    write_some();
+  }
+
+  // By parts, so that the time limit is one of progress.
+  void write_some() {
+    stream_.expires_after(std::chrono::seconds(server_->options.write_seconds));
+    const auto rest = asio::buffer(sending_) + sent_;
+    stream_.async_write_some(rest, [self = shared_from_this()](error_code error, std::size_t bytes) {
+      if (self->closed_) return;
+      if (error) return self->close();
+      self->sent_ += bytes;
+      if (self->sent_ < self->sending_.size()) return self->write_some();
+      self->stream_.expires_never();
+      self->writing_ = false;
+      self->read_mail();
+      self->write();
+    });
+  }
+
+  // The answer is out: on to the next request of this client.
+  void next() {
+    end_exchange();
+    if (!keep_alive_ || draining_ || server_->draining) return finish_connection();
+    answered_ = complete_ = false;
+    // A write may still be on the stack; and the watch is cancelled before anything is read.
+    error_code ignored;
+    stream_.socket().cancel(ignored);
+    asio::post(server_->io, [self = shared_from_this()] {
+      if (!self->closed_) self->read_header();
+    });
+  }
+
+  // Closing with unread bytes would reset the connection and might take the answer along, so they are read first.
+  void finish_connection() {
+    error_code ignored;
+    stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    linger_ = 64;
+    read_rest();
+  }
+
+  void read_rest() {
+    if (linger_-- == 0) return close();
+    stream_.expires_after(std::chrono::seconds(2));
+    rest_.resize(64 << 10);
+    stream_.async_read_some(asio::buffer(rest_), [self = shared_from_this()](error_code error, std::size_t) {
+      if (self->closed_) return;
+      if (error) return self->close();
+      self->read_rest();
+    });
+  }
+
+  // While an answer is being made nothing is read; a client that has gone is known by the end of its side.
+  void watch() {
+    stream_.socket().async_wait(
+        tcp::socket::wait_read, [self = shared_from_this(), watched = exchange_](error_code error) {
+          if (error || self->closed_ || self->exchange_ != watched || !watched) return;
+          char byte = 0;
+          const auto got = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+          if (got <= 0) self->close();  // else the next request is here already and can wait
+        });
+  }
+
+  void end_exchange();
+
+  std::shared_ptr<HttpServer::State> server_;
+  beast::tcp_stream stream_;
+  beast::flat_buffer buffer_;
+  std::optional<http::request_parser<http::string_body>> parser_;
+  std::optional<asio::steady_timer> idle_;
+  std::shared_ptr<Mail> exchange_;  // the one that is being answered; may be null
+  std::string out_, sending_, rest_;
+  std::size_t sent_ = 0;
+  int linger_ = 0;
+  bool writing_ = false, closed_ = false, draining_ = false;
+  bool keep_alive_ = false, is_head_ = false, chunked_ = false;
+  bool answered_ = false, complete_ = false;  // the answer has begun; all of it is in out_
+};
+
+// What other threads have to say, put down until the server's thread comes for it.
+class Connection::Mail : public Exchange {
+ public:
+  Mail(std::shared_ptr<Connection> connection, std::shared_ptr<HttpServer::State> server)
+      : connection_(std::move(connection)), server_(std::move(server)) {}
+
+  void respond(HttpResponse response) override {
+    post([&] {
+      response_ = std::move(response);
+      complete_ = true;
+    });
+  }
+  void start_events() override {
+    post([&] { events_started_ = true; });
+  }
+  void send(std::string events) override {
+    post([&] {
+      events_ += events;
+      if (events_.size() > server_->options.max_unsent_bytes) overflow_ = true;
+    });
+  }
+  void finish() override {
+    post([&] { complete_ = true; });
+  }
+  void on_gone(std::function<void()> callback) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!gone_) {
+        if (connection_) on_gone_ = std::move(callback);
+        return;
+      }
+    }
+    callback();
+  }
+
+ private:
+  friend class Connection;
+
+  template <typename Change>
+  void post(const Change& change) {
+    std::shared_ptr<Connection> connection;
+    {
+      const std::lock_guard lock(mutex_);
+      if (gone_ || !connection_) return;
+      change();
+      if (posted_) return;
+      posted_ = true;
+      connection = connection_;
+    }
+    asio::post(server_->io, [connection] {
+      connection->read_mail();
+      connection->write();
+    });
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<Connection> connection_;  // null once the exchange has ended
+  std::shared_ptr<HttpServer::State> server_;
+  std::optional<HttpResponse> response_;
+  std::string events_;
+  std::function<void()> on_gone_;
+  bool events_started_ = false, complete_ = false, overflow_ = false, posted_ = false, gone_ = false;
+};
+
+void Connection::handle() {
+  auto message = parser_->release();
+  keep_alive_ = message.keep_alive();
+  is_head_ = message.method() == http::verb::head;
+  chunked_ = message.version() == 11;
+  HttpRequest request;
+  request.method = std::string(message.method_string());
+  const std::string target(message.target());
+  request.path = target.substr(0, target.find('?'));
+  for (const auto& field : message) {
+    std::string name(field.name_string());
+    std::ranges::transform(name, name.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    request.headers.emplace_back(std::move(name), std::string(field.value()));
+  }
+  request.body = std::move(message.body());
+  stream_.expires_never();
+  exchange_ = std::make_shared<Mail>(shared_from_this(), server_);
+  watch();
+  server_->handler(std::move(request), exchange_);
+}
+
+void Connection::read_mail() {
+  if (closed_ || !exchange_) return;
+  Mail& mail = *exchange_;
+  bool overflow = false;
+  std::optional<HttpResponse> response;
+  {
+    const std::lock_guard lock(mail.mutex_);
+    mail.posted_ = false;
+    if (!answered_) response = std::exchange(mail.response_, {});
+    if (!mail.events_started_ && !response) return;
+    if (!answered_ && !response) {
+      answered_ = true;
+      if (!chunked_) keep_alive_ = false;
+      out_ += head(200, "text/event-stream; charset=utf-8", {{"Cache-Control", "no-cache"}});
+      out_ += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
+    }
+    overflow = mail.overflow_;
+    // What the socket does not take stays in the mail, where it is counted.
+    if (!writing_ && !mail.events_.empty()) {
+      out_ += chunked_ ? fmt::format("{:x}\r\n{}\r\n", mail.events_.size(), mail.events_) : mail.events_;
+      mail.events_.clear();
+    }
+    if (!response && mail.complete_ && mail.events_.empty() && !complete_) {
+      complete_ = true;
+      if (chunked_) out_ += "0\r\n\r\n";
+    }
+  }
+  if (response) return begin_answer(*response);
+  if (overflow) close();
+}
+
+void Connection::client_gone() {
+  if (!exchange_) return;
+  std::function<void()> callback;
+  {
+    const std::lock_guard lock(exchange_->mutex_);
+    exchange_->gone_ = true;
+    exchange_->connection_.reset();
+    callback = std::exchange(exchange_->on_gone_, {});
+  }
+  exchange_.reset();
+  if (callback) callback();
+}
+
+void Connection::end_exchange() {
+  const std::shared_ptr<Mail> ended = std::exchange(exchange_, nullptr);
+  if (!ended) return;
+  std::function<void()> dropped;  // whatever it owns goes after the lock
+  const std::lock_guard lock(ended->mutex_);
+  ended->connection_.reset();
+  dropped = std::exchange(ended->on_gone_, {});
+}
+
+}  // namespace
+
+void HttpServer::State::listen() {
+  error_code error;
+  asio::ip::address address = asio::ip::make_address(options.host, error);
+  if (error) {
+    tcp::resolver resolver(io);
+    const auto found = resolver.resolve(options.host, "", tcp::resolver::passive, error);
+    if (error || found.empty()) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--host {} is no address of this machine", options.host),
+                  "127.0.0.1 is this machine alone, 0.0.0.0 all its networks");
+    }
+    address = found.begin()->endpoint().address();
+  }
+  endpoint = tcp::endpoint(address, options.port);
+  const auto check = [&](const char* what) {
+    if (!error) return;
+    throw Error(
+        ErrorCode::io, fmt::format("cannot {} {}:{}: {}", what, options.host, options.port, error.message()),
+        error == asio::error::address_in_use ? "another server has the port; --port 0 takes a free one" : "");
+  };
+  acceptor.open(endpoint.protocol(), error);
+  check("open a socket for");
+  acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  acceptor.bind(endpoint, error);
+  check("bind to");
+  acceptor.listen(1024, error);
+  check("listen on");
+  endpoint = acceptor.local_endpoint();
+}
+
+void HttpServer::State::accept() {
+  if (draining) return;
+  const auto later = [this] {
+    retry.expires_after(std::chrono::milliseconds(50));
+    retry.async_wait([self = shared_from_this()](error_code error) {
+      if (!error) self->accept();
+    });
+  };
+  if (connections.size() >= options.max_connections) return later();  // the others wait in the system's queue
+  acceptor.async_accept([self = shared_from_this(), later](error_code error, tcp::socket socket) {
+    if (self->draining || error == asio::error::operation_aborted) return;
+    if (error) return later();  // out of descriptors, for now
+    error_code ignored;
+    socket.set_option(tcp::no_delay(true), ignored);
+    const auto connection = std::make_shared<Connection>(self, std::move(socket));
+    self->connections.insert(connection.get());
+    connection->start();
+    self->accept();
+  });
+}
+
+void HttpServer::State::wait_for_signal() {
+  signals.async_wait([self = shared_from_this()](error_code error, int number) {
+    if (error) return;
+    if (self->on_signal) self->on_signal(number);
+    self->wait_for_signal();
+  });
+}
+
+void HttpServer::State::drain() {
+  if (draining) return;
+  draining = true;
+  error_code ignored;
+  acceptor.close(ignored);
+  retry.cancel();
+  for (Connection* connection : std::vector<Connection*>(connections.begin(), connections.end()))
+    connection->shared_from_this()->drain();
+  if (connections.empty()) io.stop();
+}
+
+void HttpServer::State::stop() {
+  draining = true;
+  error_code ignored;
+  acceptor.close(ignored);
+  for (Connection* connection : std::vector<Connection*>(connections.begin(), connections.end()))
+    connection->shared_from_this()->close();
+  io.stop();
+}
+
+void HttpServer::State::closed(Connection* connection) {
+  connections.erase(connection);
+  if (draining && connections.empty()) io.stop();
+}
+
+const std::string* HttpRequest::header(std::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (key == name) return &value;
+  }
+  return nullptr;
+}
+
+HttpServer::HttpServer(const HttpOptions& options, Handler handler, ErrorBody error_body)
+    : state_(std::make_shared<State>(options, std::move(handler), std::move(error_body))) {
+  state_->listen();
+}
+
+HttpServer::~HttpServer() {
+  state_->stop();
+  // What is still on its way holds the state, which holds it: let it run out.
+  state_->io.restart();
+  state_->io.poll();
+}
+
+const std::string& HttpServer::host() const {
+  return state_->options.host;
+}
+
+std::uint16_t HttpServer::port() const {
+  return state_->endpoint.port();
+}
+
+bool HttpServer::loopback() const {
+  return state_->endpoint.address().is_loopback();
+}
+
+std::size_t HttpServer::connections() const {
+  return state_->connections.size();
+}
+
+void HttpServer::run(std::function<void(int)> on_signal) {
+  state_->on_signal = std::move(on_signal);
+  state_->signals.add(SIGTERM);
+  state_->signals.add(SIGINT);
+  state_->wait_for_signal();
+  state_->accept();
+  state_->io.run();
+}
+
+void HttpServer::drain() {
+  asio::post(state_->io, [state = state_] { state->drain(); });
+}
+
+void HttpServer::stop() {
+  asio::post(state_->io, [state = state_] { state->stop(); });
+}
+
+}  // namespace basin::server

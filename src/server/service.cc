@@ -1,0 +1,278 @@
+#include "server/service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "engine/model_runner.h"
+#include "server/answer.h"
+#include "server/metrics_text.h"
+
+namespace basin::server {
+namespace {
+
+constexpr std::array<std::string_view, 9> kGets = {"/health",         "/ready",           "/v1/models",
+                                                   "/metrics",        "/tokenizer_info",  "/version",
+                                                   "/get_model_info", "/get_server_info", "/v1/models/"};
+constexpr std::array<std::string_view, 6> kPosts = {
+    "/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/flush_cache"};
+
+bool among(auto& list, std::string_view path) {
+  return std::ranges::find(list, path) != list.end();
+}
+
+HttpResponse json_response(const Json& body) {
+  HttpResponse response;
+  response.body = body.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return response;
+}
+
+// Takes the same time wherever the two differ.
+bool equal_secrets(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0u : 1u;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const char other = b.empty() ? '\0' : b[i % b.size()];
+    difference |= static_cast<unsigned>(static_cast<unsigned char>(a[i] ^ other));
+  }
+  return difference == 0;
+}
+
+// The name in a Host header, without its port.
+std::string_view host_name(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
+  return host.substr(0, host.find(':'));
+}
+
+bool is_json(const std::string* content_type) {
+  if (content_type == nullptr) return false;
+  std::string type = content_type->substr(0, content_type->find(';'));
+  while (!type.empty() && type.back() == ' ') type.pop_back();
+  std::ranges::transform(type, type.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return type == "application/json";
+}
+
+Json model_json(const ModelInfo& model) {
+  const kv::Policy usual{model.defaults.sink_tokens, model.defaults.window.value_or(0), true};
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", model.created},
+          {"owned_by", "basin"},
+          {"root", model.path},
+          {"max_model_len",
+           usual.window == 0 || model.max_model_len > 0 ? model.most_tokens(usual) : model.config->context}};
+}
+
+Json tokenize(const nlohmann::json& body, const ModelInfo& model) {
+  const Fields fields(body);
+  auto text = fields.string("prompt");
+  if (!text) text = fields.string("text");
+  if (!text) fields.fail("prompt", "is missing");
+  const std::vector<std::int32_t> ids = fields.boolean("add_special_tokens").value_or(true)
+                                            ? encode_prompt(*model.tokenizer, *text)
+                                            : model.tokenizer->encode(*text, true);
+  return {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.config->context}};
+}
+
+Json detokenize(const nlohmann::json& body, const ModelInfo& model) {
+  const Fields fields(body);
+  if (fields.get("tokens") == nullptr) fields.fail("tokens", "is missing");
+  const std::vector<std::int32_t> ids = fields.token_ids("tokens");
+  for (const std::int32_t id : ids) {
+    if (id >= model.tokenizer->vocabulary())
+      fields.fail("tokens", fmt::format("has {}; the vocabulary has {}", id, model.tokenizer->vocabulary()));
+  }
+  const bool special = !fields.boolean("skip_special_tokens").value_or(false);
+  return {{"prompt", model.tokenizer->decode(ids, special)}};
+}
+
+Json tokenizer_info(const ModelInfo& model) {
+  const text::Tokenizer& tokenizer = *model.tokenizer;
+  Json info;
+  info["vocab_size"] = tokenizer.vocabulary();
+  info["model_max_length"] = model.config->context;
+  info["bos_token"] = tokenizer.bos() ? Json(tokenizer.token_bytes(*tokenizer.bos(), true)) : Json();
+  info["eos_token"] =
+      tokenizer.stops().empty() ? Json() : Json(tokenizer.token_bytes(tokenizer.stops().front(), true));
+  info["add_bos_token"] = tokenizer.adds_bos();
+  return info;
+}
+
+}  // namespace
+
+Service::Service(engine::Engine& engine, ModelInfo model, ServiceOptions options)
+    : engine_(engine),
+      model_(std::move(model)),
+      options_(std::move(options)),
+      log_(options_.quiet),
+      page_bytes_(
+          engine::cache_shape(*model_.config, model_.defaults.compute, model_.page_tokens).page_bytes()) {}
+
+std::string Service::error_body(int status, std::string_view message) {
+  return error_response(ApiError(status, std::string(message))).body;
+}
+
+void Service::check_access(const HttpRequest& request) const {
+  if (options_.check_host) {
+    const std::string* host = request.header("host");
+    constexpr std::array<std::string_view, 3> kOwn = {"localhost", "127.0.0.1", "[::1]"};
+    if (host != nullptr && !among(kOwn, host_name(*host)))
+      throw ApiError(403, "this server answers to localhost only; the Host header names another machine", {},
+                     "wrong_host");
+  }
+  if (options_.api_key.empty() || request.path == "/health" || request.path == "/ready" ||
+      request.path == "/")
+    return;
+  const std::string* given = request.header("authorization");
+  constexpr std::string_view kBearer = "bearer ";
+  std::string_view key;
+  if (given != nullptr && given->size() > kBearer.size() &&
+      std::ranges::equal(given->substr(0, kBearer.size()), kBearer,
+                         [](unsigned char a, char b) { return std::tolower(a) == b; }))
+    key = std::string_view(*given).substr(kBearer.size());
+  if (!equal_secrets(key, options_.api_key))
+    throw ApiError(401, "this server wants a key: Authorization: Bearer KEY", {}, "invalid_api_key");
+}
+
+void Service::handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+  const bool generates = request.path == "/v1/completions" || request.path == "/v1/chat/completions" ||
+                         request.path == "/generate";
+  const auto answer = [&](const HttpResponse& response) {
+    RequestRecord record;
+    const bool known = among(kGets, request.path) || among(kPosts, request.path);
+    record.path = known ? request.path : request.path.starts_with("/v1/models/") ? "/v1/models/" : "other";
+    record.status = response.status;
+    log_.add(record);
+    exchange->respond(response);
+  };
+  try {
+    check_access(request);
+    const bool reads = request.method == "GET" || request.method == "HEAD";
+    const bool model_path = request.path.starts_with("/v1/models/");
+    if (request.path == "/v1/responses")
+      throw ApiError(501, "/v1/responses is not there; /v1/chat/completions is", {}, "not_implemented");
+    const bool readable = among(kGets, request.path) || model_path, writable = among(kPosts, request.path);
+    if (!readable && !writable)
+      throw ApiError(404, fmt::format("there is nothing at {}", request.path.substr(0, 100)), {},
+                     "not_found");
+    if (reads ? !readable : request.method != "POST" || !writable) {
+      HttpResponse response = error_response(
+          ApiError(405, fmt::format("{} wants {}", request.path.substr(0, 100), readable ? "GET" : "POST"),
+                   {}, "method_not_allowed"));
+      response.headers.emplace_back("Allow", readable ? "GET, HEAD" : "POST");
+      return answer(response);
+    }
+    if (reads) return answer(get(request.path));
+    if (request.path != "/flush_cache" && !is_json(request.header("content-type")))
+      throw ApiError(415, "the body must be JSON, and say so: Content-Type: application/json", {},
+                     "unsupported_media_type");
+    if (generates) return generate(request, exchange);
+    answer(post(request));
+  } catch (const ApiError& error) {
+    answer(error_response(error));
+  } catch (const Error& error) {
+    answer(error_response(api_error(error.code(), error.what())));
+  } catch (const std::exception& error) {
+    answer(error_response(ApiError(500, error.what())));
+  }
+}
+
+HttpResponse Service::get(const std::string& path) {
+  if (path == "/health") return json_response({{"status", "ok"}});
+  if (path == "/ready") {
+    if (draining_) throw ApiError(503, "the server is about to end");
+    return json_response({{"status", "ready"}});
+  }
+  if (path == "/metrics") {
+    HttpResponse response;
+    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    response.body = metrics_text(engine_.metrics(), log_.counts(), page_bytes_);
+    return response;
+  }
+  if (path == "/version") return json_response({{"version", options_.version}});
+  if (path == "/tokenizer_info") return json_response(tokenizer_info(model_));
+  if (path == "/get_model_info") {
+    return json_response(
+        {{"model_path", model_.path}, {"tokenizer_path", model_.path}, {"is_generation", true}});
+  }
+  if (path == "/get_server_info") {
+    const engine::Metrics metrics = engine_.metrics();
+    return json_response({{"model_path", model_.path},
+                          {"served_model_name", model_.name},
+                          {"version", options_.version},
+                          {"context", model_.config->context},
+                          {"max_num_seqs", model_.max_sequences},
+                          {"page_tokens", model_.page_tokens},
+                          {"pages", model_.pages},
+                          {"page_bytes", page_bytes_},
+                          {"held_pages", metrics.pages_held},
+                          {"sink_tokens", model_.defaults.sink_tokens},
+                          {"window", model_.defaults.window ? Json(*model_.defaults.window) : Json()}});
+  }
+  if (path == "/v1/models")
+    return json_response({{"object", "list"}, {"data", Json::array({model_json(model_)})}});
+  const std::string name = path.substr(std::string_view("/v1/models/").size());
+  if (name != model_.name)
+    throw ApiError(404, fmt::format("the model '{}' is not served here", name.substr(0, 200)), "model",
+                   "model_not_found");
+  return json_response(model_json(model_));
+}
+
+HttpResponse Service::post(const HttpRequest& request) {
+  if (request.path == "/flush_cache") {
+    engine_.clear_prefix_cache();
+    return json_response({{"status", "ok"}});
+  }
+  const nlohmann::json body = parse_object(request.body);
+  return json_response(request.path == "/tokenize" ? tokenize(body, model_) : detokenize(body, model_));
+}
+
+void Service::generate(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+  if (draining_) throw ApiError(503, "the server is about to end");
+  const nlohmann::json body = parse_object(request.body);
+  const bool chat = request.path == "/v1/chat/completions", generate = request.path == "/generate";
+  Asked asked = chat       ? ask_chat(body, model_)
+                : generate ? ask_generate(body, model_)
+                           : ask_completion(body, model_);
+  const std::shared_ptr<Answer> answer =
+      (chat       ? make_chat
+       : generate ? make_generate
+                  : make_completion)(std::move(asked), exchange, model_, log_);
+  // Shared, because a failure may come before all prompts are handed in.
+  struct Submitted {
+    std::mutex mutex;
+    std::vector<std::uint64_t> ids;
+    bool cancelled = false;
+  };
+  const auto submitted = std::make_shared<Submitted>();
+  const auto cancel = [submitted, &engine = engine_] {
+    const std::lock_guard lock(submitted->mutex);
+    submitted->cancelled = true;
+    for (const std::uint64_t id : submitted->ids) engine.cancel(id);
+  };
+  answer->on_failure = cancel;
+  std::vector<engine::Request> requests = answer->take_requests();
+  for (std::size_t prompt = 0; prompt < requests.size(); ++prompt) {
+    requests[prompt].on_event = [answer, prompt](engine::Event&& event) {
+      answer->take(prompt, std::move(event));
+    };
+    std::optional<std::uint64_t> id;
+    try {
+      id = engine_.submit(std::move(requests[prompt]));
+    } catch (const Error& error) {
+      return answer->fail(api_error(error.code(), error.what()));
+    }
+    if (!id)
+      return answer->fail(ApiError(429, "too many requests wait here; try again later", {}, "queue_full"));
+    const std::lock_guard lock(submitted->mutex);
+    submitted->ids.push_back(*id);
+    if (submitted->cancelled) engine_.cancel(*id);
+  }
+  exchange->on_gone(cancel);
+}
+
+}  // namespace basin::server

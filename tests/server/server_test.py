@@ -1,0 +1,485 @@
+"""basin serve through its HTTP: what it answers, what it refuses, and how it ends."""
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+import unittest
+
+from helpers import BINARY, Server, ServerTest, cli_helpers
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def text_of(events):
+    return "".join(event["choices"][0]["text"] for event in events if event["choices"])
+
+
+class Completions(ServerTest):
+    def ask(self, prompt="hello the world", **fields):
+        return self.server.post(COMPLETIONS, {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields})
+
+    def test_the_text_is_that_of_basin_generate(self):
+        for flags, fields in (
+                (["--temperature", "0"], {"temperature": 0}),
+                (["--temperature", "0.9", "--seed", "7"], {"temperature": 0.9, "seed": 7}),
+                (["--temperature", "1.5", "--seed", "1", "--top-p", "0.7"], {"temperature": 1.5, "seed": 1, "top_p": 0.7}),
+                (["--temperature", "1", "--top-k", "5", "--min-p", "0.1"], {"temperature": 1, "seed": 0, "top_k": 5, "min_p": 0.1}),
+                (["--repetition-penalty", "1.4"], {"temperature": 0, "repetition_penalty": 1.4}),
+                (["--sink-tokens", "2", "--window", "6"], {"temperature": 0, "sink_tokens": 2, "window": 6}),
+                (["--sink-tokens", "2", "--window", "6", "--positions", "absolute"],
+                 {"temperature": 0, "sink_tokens": 2, "window": 6, "positions": "absolute"})):
+            want = self.basin_json("generate", self.model, "--prompt", "hello the world", "--max-tokens", "40", *flags)
+            got = self.server.post(COMPLETIONS, {"prompt": "hello the world", "max_tokens": 40, **fields})
+            self.assertEqual(got["choices"][0]["text"], want["text"], flags)
+            self.assertEqual(got["choices"][0]["finish_reason"], want["finish_reason"], flags)
+            self.assertEqual(got["usage"]["completion_tokens"], want["completion_tokens"], flags)
+            self.assertEqual(got["usage"]["kept_tokens"], want["kept_tokens_max"], flags)
+
+    def test_every_option_changes_the_answer(self):
+        base = {"temperature": 1.0, "seed": 3, "max_tokens": 40}
+        plain = self.ask(**base)["choices"][0]["text"]
+        self.assertEqual(self.ask(**base)["choices"][0]["text"], plain)
+        token = self.server.post("/tokenize", {"prompt": plain})["tokens"][-1]
+        for name, value in {"temperature": 0.3, "seed": 4, "top_k": 2, "top_p": 0.2, "min_p": 0.5, "repetition_penalty": 2.0,
+                            "presence_penalty": 2.0, "frequency_penalty": 2.0, "logit_bias": {str(token): -100},
+                            "max_tokens": 3, "sink_tokens": 0, "window": 3, "stop": [plain[5:8]]}.items():
+            fields = {**base, name: value}
+            if name == "sink_tokens":
+                fields["window"] = 4
+            self.assertNotEqual(self.ask(**fields)["choices"][0]["text"], plain, name)
+
+    def test_logit_bias_bans_and_forces(self):
+        first = self.ask(max_tokens=1, logprobs=0)["choices"][0]["logprobs"]["tokens"][0]
+        chosen = self.server.post("/generate", {"text": "hello the world", "sampling_params": {"max_new_tokens": 1, "temperature": 0}})["output_ids"][0]
+        self.assertNotEqual(self.ask(max_tokens=1, logprobs=0, logit_bias={str(chosen): -100})["choices"][0]["logprobs"]["tokens"][0], first)
+        self.assertEqual(self.ask(max_tokens=3, logit_bias={"104": 100})["choices"][0]["text"],
+                         self.server.post("/detokenize", {"tokens": [104] * 3})["prompt"])
+
+    def test_a_stream_is_the_same_text(self):
+        for fields in ({"temperature": 0}, {"temperature": 1.2, "seed": 5}, {"temperature": 1.2, "seed": 6, "stop": ["e"]}):
+            whole = self.ask(max_tokens=60, **fields)
+            events = self.server.events(COMPLETIONS, {"prompt": "hello the world", "ignore_eos": True, "max_tokens": 60, **fields})
+            self.assertEqual(text_of(events), whole["choices"][0]["text"])
+            self.assertTrue(all(len(event["choices"]) == 1 for event in events))  # no usage unless asked for
+            reasons = [event["choices"][0]["finish_reason"] for event in events]
+            self.assertEqual(reasons, [None] * (len(events) - 1) + [whole["choices"][0]["finish_reason"]])
+            self.assertEqual(len({event["id"] for event in events}), 1)
+
+    def test_usage_comes_last_and_on_request(self):
+        events = self.server.events(COMPLETIONS, {"prompt": "hello", "max_tokens": 5, "stream_options": {"include_usage": True},
+                                                  "temperature": 0, "ignore_eos": True})
+        self.assertEqual(events[-1]["choices"], [])
+        self.assertEqual(events[-1]["usage"]["completion_tokens"], 5)
+        self.assertIsInstance(events[-1]["usage"]["kept_tokens"], int)
+        self.assertTrue(all(event["usage"] is None for event in events[:-1]))
+
+    def test_stop_strings_end_the_text_before_them(self):
+        fields = {"max_tokens": 150, "temperature": 1.0, "seed": 3}
+        text = self.ask(**fields)["choices"][0]["text"]
+        for begin, size in ((10, 1), (12, 3), (20, 6)):
+            stop = text[begin:begin + size]
+            got = self.ask(**fields, stop=stop)["choices"][0]
+            self.assertEqual(got["text"], text[:text.index(stop)])
+            self.assertEqual((got["finish_reason"], got["stop_reason"]), ("stop", stop))
+            kept = self.ask(**fields, stop=[stop, "never there"], include_stop_str_in_output=True)["choices"][0]
+            self.assertEqual(kept["text"], text[:text.index(stop) + size])
+        ids = self.server.post("/generate", {"text": "hello the world",
+                                             "sampling_params": {"max_new_tokens": 20, "temperature": 0, "ignore_eos": True}})["output_ids"]
+        got = self.ask(max_tokens=20, stop_token_ids=[ids[4]])["choices"][0]
+        self.assertEqual((got["finish_reason"], got["stop_reason"]), ("stop", ids[4]))
+
+    def test_several_prompts_and_choices(self):
+        prompts = ["hello", "the hello", "hello the"]
+        got = self.ask(prompts, max_tokens=12, n=2, temperature=1.0, seed=9)
+        self.assertEqual([choice["index"] for choice in got["choices"]], list(range(6)))
+        for i, prompt in enumerate(prompts):
+            for c in range(2):
+                want = self.ask(prompt, max_tokens=12, temperature=1.0, seed=9 + c)["choices"][0]["text"]
+                self.assertEqual(got["choices"][2 * i + c]["text"], want)
+        self.assertEqual(got["usage"]["completion_tokens"], 72)
+        ids = self.server.post("/tokenize", {"prompt": "the hello"})["tokens"]
+        self.assertEqual(self.ask(ids, max_tokens=9)["choices"][0]["text"], self.ask("the hello", max_tokens=9)["choices"][0]["text"])
+
+    def test_echoed_log_probabilities_are_those_of_basin_logits(self):
+        rng = random.Random(1)
+        for count, flags, fields in ((30, [], {}), (70, ["--sink-tokens", "3", "--window", "11"], {"sink_tokens": 3, "window": 11}),
+                                     (70, ["--sink-tokens", "3", "--window", "11", "--positions", "absolute"],
+                                      {"sink_tokens": 3, "window": 11, "positions": "absolute"})):
+            ids = [rng.randrange(250) for _ in range(count)]
+            tokens = cli_helpers.write_tokens(os.path.join(self.folder.name, "t.safetensors"), ids)
+            out = os.path.join(self.folder.name, "l.safetensors")
+            subprocess.run([BINARY, "logits", self.model, "--tokens", tokens, "--out", out, "--compute", "fast", *flags], check=True,
+                           stderr=subprocess.DEVNULL)
+            shape, logits = cli_helpers.read_safetensors(out)["logits"]
+            for attempt in range(2):  # the second time the pages are in the prefix cache
+                got = self.ask(ids, max_tokens=1, echo=True, logprobs=3, **fields)["choices"][0]["logprobs"]
+                self.assertEqual(len(got["token_logprobs"]), count + 1)
+                self.assertIsNone(got["token_logprobs"][0])
+                for i in range(1, count):
+                    row = logits[(i - 1) * shape[1]:i * shape[1]]
+                    peak = max(row)
+                    total = peak + cli_helpers.math.log(sum(cli_helpers.math.exp(x - peak) for x in row))
+                    self.assertAlmostEqual(got["token_logprobs"][i], row[ids[i]] - total, delta=1e-4)
+                    self.assertAlmostEqual(max(got["top_logprobs"][i].values()), peak - total, delta=1e-4)
+
+    def test_a_prompt_may_be_read_without_an_answer(self):
+        got = self.ask("hello the", max_tokens=0, echo=True, logprobs=1)
+        self.assertEqual(got["choices"][0]["text"], "hello the")
+        self.assertEqual(got["usage"]["completion_tokens"], 0)
+        self.assertEqual(got["choices"][0]["finish_reason"], "length")
+
+    def test_prompts_are_found_again(self):
+        prompt = list(range(100))
+        first = self.ask(prompt, max_tokens=4)
+        second = self.ask(prompt, max_tokens=4)
+        self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 96)
+        self.assertEqual(first["choices"][0]["text"], second["choices"][0]["text"])
+        self.server.post("/flush_cache", {})
+        self.assertEqual(self.ask(prompt, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+
+    def test_company_changes_no_token(self):
+        rng = random.Random(2)
+        mixes = []
+        for i in range(64):
+            fields = {"prompt": [rng.randrange(250) for _ in range(rng.randrange(1, 90))], "max_tokens": rng.randrange(1, 40),
+                      "temperature": rng.choice([0, 0.7, 1.5]), "seed": i, "ignore_eos": True}
+            if rng.random() < 0.5:
+                fields.update(sink_tokens=rng.randrange(5), window=rng.randrange(1, 40), positions=rng.choice(["in-cache", "absolute"]))
+            if rng.random() < 0.3:
+                fields.update(frequency_penalty=0.5, top_p=0.9)
+            mixes.append(fields)
+        alone = [self.server.post(COMPLETIONS, fields)["choices"][0]["text"] for fields in mixes]
+        self.server.post("/flush_cache", {})
+        together = [None] * len(mixes)
+
+        def ask(i):
+            together[i] = self.server.post(COMPLETIONS, mixes[i])["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in rng.sample(range(64), 64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(together, alone)
+
+    def test_characters_are_never_cut(self):
+        # Bytes of the alphabet are chosen at random: much of it is no UTF-8, and all of it must arrive as text.
+        for seed in range(5):
+            fields = {"prompt": "hello", "max_tokens": 120, "temperature": 3.0, "seed": seed, "ignore_eos": True}
+            events = self.server.events(COMPLETIONS, fields)
+            self.assertEqual(text_of(events), self.server.post(COMPLETIONS, fields)["choices"][0]["text"])
+
+
+class Chat(ServerTest):
+    def ask(self, **fields):
+        return self.server.post(CHAT, {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, **fields})
+
+    def test_the_answer_is_that_of_basin_generate(self):
+        want = self.basin_json("generate", self.model, "--chat", "--prompt", "hello", "--max-tokens", "30")
+        got = self.ask(max_tokens=30)
+        self.assertEqual(got["choices"][0]["message"], {"role": "assistant", "content": want["text"]})
+        self.assertEqual(got["usage"]["prompt_tokens"], want["prompt_tokens"])
+        self.assertEqual(got["object"], "chat.completion")
+
+    def test_parts_and_roles(self):
+        parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+        self.assertEqual(self.ask(max_tokens=9, messages=[{"role": "user", "content": parts}])["choices"], self.ask(max_tokens=9)["choices"])
+        system = [{"role": "developer", "content": "the"}, {"role": "user", "content": "hello"}]
+        want = self.basin_json("generate", self.model, "--chat", "--system", "the", "--prompt", "hello", "--max-tokens", "9")
+        self.assertEqual(self.ask(max_tokens=9, messages=system)["choices"][0]["message"]["content"], want["text"])
+
+    def test_a_stream_opens_with_the_role(self):
+        whole = self.ask(max_completion_tokens=20, logprobs=True, top_logprobs=2)["choices"][0]
+        events = self.server.events(CHAT, {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 20,
+                                           "logprobs": True, "top_logprobs": 2})
+        deltas = [event["choices"][0]["delta"] for event in events]
+        self.assertEqual(deltas[0], {"role": "assistant", "content": ""})
+        self.assertEqual("".join(delta.get("content", "") for delta in deltas), whole["message"]["content"])
+        self.assertEqual(deltas[-1], {})
+        self.assertEqual(events[-1]["choices"][0]["finish_reason"], whole["finish_reason"])
+        logprobs = [entry for event in events if event["choices"][0]["logprobs"] for entry in event["choices"][0]["logprobs"]["content"]]
+        self.assertEqual(logprobs, whole["logprobs"]["content"])
+        self.assertEqual(len(logprobs[0]["top_logprobs"]), 2)
+        self.assertEqual(logprobs[0]["token"], logprobs[0]["top_logprobs"][0]["token"])
+
+    def test_choices_end_each_on_its_own(self):
+        events = self.server.events(CHAT, {"messages": [{"role": "user", "content": "hello"}], "n": 3, "max_tokens": 8, "seed": 1,
+                                           "ignore_eos": True, "stream_options": {"include_usage": True}})
+        ends = [event["choices"][0]["index"] for event in events if event["choices"] and event["choices"][0]["finish_reason"]]
+        self.assertEqual(sorted(ends), [0, 1, 2])
+        self.assertEqual(events[-1]["usage"]["completion_tokens"], 24)
+
+
+class Refusals(ServerTest):
+    def test_fields(self):
+        cases = {"prompt": [None, 3, [], [[]], [1.5], ["a", [1]], [99999], [-1], {}], "max_tokens": [-1, "x", 1.5, True, 5000],
+                 "temperature": [-1, "hot"], "top_p": [0, 1.1], "top_k": [-2, 0.5], "min_p": [2], "n": [0, 129, "2"],
+                 "repetition_penalty": [0], "presence_penalty": [3], "frequency_penalty": [-3], "logprobs": [21, -1, True],
+                 "logit_bias": [[], {"x": 1}, {"5": "a"}, {"400": 1}], "stop": [[""], [5], 5, ["x"] * 17], "seed": ["a", 1.5],
+                 "stream": ["yes"], "stream_options": [{}, 5], "window": [0, -1, "all"], "sink_tokens": [-1, 4],
+                 "positions": ["nowhere"], "stop_token_ids": [5, ["a"]], "ignore_eos": [1], "best_of": [3], "suffix": ["x"],
+                 "response_format": [{"type": "json_object"}], "guided_json": [{}], "min_tokens": [4], "timeout_seconds": [0]}
+        for name, values in cases.items():
+            for value in values:
+                param = {"max_tokens": "messages"}.get(name, name) if value == 5000 else name
+                if name == "logit_bias" and value == {"400": 1}:
+                    param = "logit_bias"
+                self.refused(400, param, COMPLETIONS, {"prompt": "hello", name: value})
+        self.refused(400, "window", COMPLETIONS, {"prompt": "hello", "window": 4000, "sink_tokens": 100})
+        self.refused(400, "stream_options.include_usage", COMPLETIONS, {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}})
+        self.refused(404, "model", COMPLETIONS, {"prompt": "hello", "model": "gpt-9"})
+        self.refused(400, "messages", COMPLETIONS, {"prompt": list(range(250)) * 20})
+        for messages in (None, [], {}, [5], [{"role": "robot", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": 5}],
+                         [{"role": "user", "content": [{"type": "image_url"}]}]):
+            self.refused(400, "messages", CHAT, {"messages": messages})
+        for name, value in (("tools", [{}]), ("response_format", {"type": "json_schema"}), ("top_logprobs", 3), ("audio", {})):
+            self.refused(400, name, CHAT, {"messages": [{"role": "user", "content": "x"}], name: value})
+        # What is unknown is ignored, and what asks for nothing is no reason to refuse.
+        self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 1, "user": "me", "unheard_of": 1, "suffix": None, "best_of": 1})
+
+    def test_bodies_and_paths(self):
+        post = lambda body, kind="application/json": self.server.request("POST", COMPLETIONS, body, {"Content-Type": kind})
+        self.assertEqual(post("{}", "text/plain")[0], 415)
+        for body in ("", "{", "[]", "5", b'{"prompt": "\xff"}', "[" * 100000):
+            status, _, data = post(body)
+            self.assertEqual((status, json.loads(data)["error"]["code"]), (400, "invalid_json"))
+        self.assertEqual(self.server.request("GET", "/nothing")[0], 404)
+        self.assertEqual(self.server.request("POST", "/v1/responses", {})[0], 501)
+        status, headers, _ = self.server.request("GET", COMPLETIONS)
+        self.assertEqual((status, headers["Allow"]), (405, "POST"))
+        self.assertEqual(self.server.request("DELETE", "/v1/models")[0], 405)
+        self.assertEqual(self.server.request("GET", "/v1/models/other")[0], 404)
+
+    def test_another_site_is_no_host_of_ours(self):
+        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403), ("localhost.evil.example", 403)):
+            self.assertEqual(self.server.request("GET", "/v1/models", headers={"Host": host})[0], status, host)
+        _, headers, _ = self.server.request("GET", "/health", headers={"Origin": "http://evil.example"})
+        self.assertNotIn("Access-Control-Allow-Origin", headers)
+
+    def raw(self, data, more=b""):
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as connection:
+            connection.sendall(data)
+            if more:
+                connection.sendall(more)
+            received = b""
+            while chunk := connection.recv(65536):
+                received += chunk
+            return received
+
+    def test_what_is_no_http(self):
+        self.assertTrue(self.raw(b"hello\r\n\r\n").startswith(b"HTTP/1.1 400"))
+        self.assertTrue(self.raw(b"GET / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400"))  # no Host
+        self.assertTrue(self.raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200"))
+        big = b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20000 + b"\r\n\r\n"
+        self.assertTrue(self.raw(big).startswith(b"HTTP/1.1 431"))
+        large = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+        self.assertTrue(self.raw(large).startswith(b"HTTP/1.1 413"))
+        chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        self.assertTrue(self.raw(chunked, b"2000001\r\n" + b"x" * 1_000_000).startswith(b"HTTP/1.1 413"))
+
+    def test_expected_bodies_and_pipelines(self):
+        body = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as connection:
+            connection.sendall(head + b"Expect: 100-continue\r\n\r\n")
+            self.assertTrue(connection.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n\r\n"))
+            connection.sendall(body)
+            self.assertTrue(connection.recv(10000).startswith(b"HTTP/1.1 200"))
+        both = self.raw((head + b"\r\n" + body) * 2 + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        self.assertEqual(both.count(b"HTTP/1.1 200"), 3)
+
+    def test_metrics(self):
+        self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 3, "ignore_eos": True})
+        metrics = self.server.metrics()
+        self.assertGreaterEqual(metrics["basin_generated_tokens_total"], 3)
+        self.assertEqual(metrics['basin_time_to_first_token_seconds_bucket{le="+Inf"}'], metrics["basin_time_to_first_token_seconds_count"])
+        self.assertEqual(metrics["basin_running_sequences"], 0)
+        self.assertEqual(metrics['basin_kv_pages{state="held"}'], 0)
+
+    def test_no_prompt_in_the_log(self):
+        self.server.post(COMPLETIONS, {"prompt": "a secret phrase", "max_tokens": 1})
+        log = self.server.stderr()
+        self.assertNotIn("secret", log)
+        records = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+        self.assertTrue(any(record["path"] == COMPLETIONS and record["status"] == 200 for record in records))
+
+
+class Other(ServerTest):
+    def test_information(self):
+        self.assertEqual(self.server.get("/health"), {"status": "ok"})
+        self.assertEqual(self.server.get("/ready"), {"status": "ready"})
+        model = self.server.get("/v1/models")["data"][0]
+        self.assertEqual((model["id"], model["max_model_len"]), ("tiny", 4096))
+        self.assertEqual(self.server.get("/v1/models/tiny"), model)
+        self.assertEqual(self.server.get("/get_model_info")["model_path"], self.model)
+        self.assertIn(self.server.get("/tokenizer_info")["eos_token"], ("<|im_end|>", "<|endoftext|>"))
+        self.assertIn("version", self.server.get("/version"))
+        self.assertEqual(self.server.get("/get_server_info")["served_model_name"], "tiny")
+
+    def test_tokenize_and_back(self):
+        tokens = self.server.post("/tokenize", {"prompt": "hello the <|im_end|>"})["tokens"]
+        self.assertEqual(tokens, self.basin_json("tokenize", self.model, "--text", "hello the <|im_end|>")["token_ids"])
+        self.assertEqual(self.server.post("/detokenize", {"tokens": tokens})["prompt"], "hello the <|im_end|>")
+        self.refused(400, "tokens", "/detokenize", {"tokens": [319]})
+
+    def test_generate_in_the_form_of_sglang(self):
+        parameters = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
+        one = self.server.post("/generate", {"text": "hello", "sampling_params": parameters})
+        self.assertEqual(one["meta_info"]["finish_reason"], {"type": "length", "length": 10})
+        self.assertEqual(one["meta_info"]["completion_tokens"], 10)
+        several = self.server.post("/generate", {"text": ["hello", "the"], "sampling_params": parameters})
+        self.assertEqual(several[0]["text"], one["text"])
+        events = self.server.events("/generate", {"text": "hello", "sampling_params": parameters})
+        self.assertEqual(len(events), 10)
+        self.assertEqual(events[-1]["text"], one["text"])
+        self.assertEqual(events[-1]["output_ids"], one["output_ids"])
+        for before, after in zip(events, events[1:]):
+            self.assertTrue(after["text"].startswith(before["text"]))
+        self.assertEqual(self.server.post("/generate", {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 0}})["text"], "")
+
+
+class Key(ServerTest):
+    ARGS = ("--api-key", "sesame")
+
+    def test_only_with_the_key(self):
+        for value, status in ((None, 401), ("Bearer wrong", 401), ("Bearer sesam", 401), ("sesame", 401), ("Bearer sesame", 200), ("bearer sesame", 200)):
+            headers = {} if value is None else {"Authorization": value}
+            self.assertEqual(self.server.request("GET", "/v1/models", headers=headers)[0], status, value)
+        self.assertEqual(self.server.request("GET", "/health")[0], 200)
+        self.assertNotIn("sesame", self.server.stderr())
+
+
+class Windows(ServerTest):
+    ARGS = ("--sink-tokens", "4", "--window", "60", "--kv-memory", "200kB", "--page-tokens", "8", "--max-num-seqs", "2", "--max-num-batched-tokens", "32")
+
+    def test_a_text_of_any_length_in_a_bounded_number_of_pages(self):
+        got = self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 6000, "temperature": 0, "ignore_eos": True})
+        self.assertEqual(got["usage"]["completion_tokens"], 6000)  # the context has 4,096
+        self.assertEqual(got["usage"]["kept_tokens"], 64)
+        # All of it, or a larger window, would need more pages than there are.
+        self.refused(400, None, COMPLETIONS, {"prompt": "hello", "max_tokens": 4000, "window": None})
+        self.refused(400, None, COMPLETIONS, {"prompt": "hello", "max_tokens": 4000, "window": 3000})
+
+
+class Life(ServerTest):
+    ARGS = ("--max-num-seqs", "1", "--max-queued", "2")
+
+    def open(self, **fields):
+        """A streaming request whose answer is not read."""
+        body = json.dumps({"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True, **fields}).encode()
+        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        return connection
+
+    def test_a_client_that_goes_is_forgotten(self):
+        for stream in (True, False):
+            connections = [self.open(stream=stream) for _ in range(3)]  # one runs, two wait
+            self.server.wait_for(lambda m: m["basin_running_sequences"] == 1 and m["basin_waiting_sequences"] == 2)
+            for connection in connections:
+                connection.close()
+            self.server.wait_for(lambda m: m["basin_running_sequences"] + m["basin_waiting_sequences"] == 0, 1)
+            self.assertEqual(self.server.metrics()['basin_kv_pages{state="held"}'], 0)
+
+    def test_a_full_queue_says_so(self):
+        connections = [self.open(max_tokens=4000) for _ in range(3)]
+        self.server.wait_for(lambda m: m["basin_waiting_sequences"] == 2)
+        status, headers, data = self.server.request("POST", COMPLETIONS, {"prompt": "hello"})
+        self.assertEqual((status, headers["Retry-After"]), (429, "1"))
+        self.assertEqual(json.loads(data)["error"]["code"], "queue_full")
+        for connection in connections:
+            connection.close()
+        self.server.wait_for(lambda m: m["basin_running_sequences"] + m["basin_waiting_sequences"] == 0)
+
+    def test_time_runs_out(self):
+        self.refused(408, None, COMPLETIONS, {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "timeout_seconds": 0.02})
+
+    def test_a_client_that_does_not_read_holds_nothing(self):
+        connection = self.open(max_tokens=4000, logprobs=20, n=1)  # megabytes of events
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.server.wait_for(lambda m: m["basin_running_sequences"] == 1)
+        self.server.wait_for(lambda m: m["basin_running_sequences"] == 0, 60)
+        connection.close()
+
+
+class Ends(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        ServerTest.setUpClass.__func__(cls)
+
+    @classmethod
+    def tearDownClass(cls):
+        ServerTest.tearDownClass.__func__(cls)
+
+    ARGS = ()
+
+    def test_sigterm_lets_answers_end(self):
+        server = Server(self.model)
+        result = {}
+
+        def ask():
+            result["events"] = server.events(COMPLETIONS, {"prompt": "hello", "max_tokens": 600, "ignore_eos": True})
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        server.wait_for(lambda m: m["basin_generated_tokens_total"] > 0)
+        self.assertEqual(server.stop(), 0)
+        thread.join()
+        self.assertEqual(result["events"][-1]["choices"][0]["finish_reason"], "length")
+        server.log.close()
+
+    def test_a_second_signal_ends_at_once(self):
+        server = Server(self.model)
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        body = json.dumps({"prompt": "hello", "max_tokens": 4000, "ignore_eos": True}).encode()
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                           b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        server.wait_for(lambda m: m["basin_running_sequences"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        self.assertIsNone(server.process.poll())
+        self.assertEqual(server.stop(), 0)
+        connection.close()
+        server.log.close()
+
+    def test_ctrl_c_ends_with_130(self):
+        server = Server(self.model)
+        self.assertEqual(server.stop(signal.SIGINT), 130)
+        server.log.close()
+
+    def refused(self, code, message, *args, env=None):
+        done = subprocess.run([BINARY, "serve", *args], capture_output=True, check=False, timeout=60,
+                              env={**os.environ, **(env or {})})
+        self.assertEqual((done.returncode, done.stdout), (code, b""))
+        self.assertIn(message, done.stderr.decode())
+
+    def test_refusals_at_the_start(self):
+        self.refused(1, "lets other machines in", self.model, "--host", "0.0.0.0", "--port", "0")
+        self.refused(1, "no address of this machine", self.model, "--host", "not a host")
+        self.refused(1, "Address already in use", self.model, "--port", str(self.server.port))
+        self.refused(2, "is less than --max-num-seqs", self.model, "--max-num-seqs", "9", "--max-num-batched-tokens", "8")
+        self.refused(1, "less than one page", self.model, "--kv-memory", "1kB", "--port", "0")
+        self.refused(2, "--kv-memory", self.model, "--kv-memory", "much")
+        self.refused(2, "--port", self.model, "--port", "65536")
+        self.refused(2, "exclude each other", self.model, "--api-key", "x", "--no-auth")
+        self.refused(1, "has no tokenizer", cli_helpers.golden_model("llama_tiny"), "--port", "0")
+
+    def test_other_hosts_with_a_key(self):
+        server = Server.__new__(Server)
+        process = subprocess.Popen([BINARY, "serve", self.model, "--host", "0.0.0.0", "--port", "0"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.DEVNULL, env={**os.environ, "BASIN_API_KEY": "sesame"})
+        server.port = int(process.stdout.readline().decode().rsplit(":", 1)[1])
+        self.assertEqual(server.request("GET", "/v1/models", headers={"Host": "any.example"})[0], 401)
+        headers = {"Host": "any.example", "Authorization": "Bearer sesame"}
+        self.assertEqual(server.request("GET", "/v1/models", headers=headers)[0], 200)
+        process.terminate()
+        self.assertEqual(process.wait(timeout=30), 0)
+        process.stdout.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
