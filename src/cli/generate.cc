@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "engine/tasks.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace basin::cli {
@@ -24,7 +25,10 @@ std::vector<std::int32_t> text_ids(const Session& session, const GenerateArgs& a
     std::vector<text::Message> messages;
     if (args.system && !args.system->empty()) messages.push_back({"system", *args.system});
     messages.push_back({"user", prompt});
-    return text::chatml(tokenizer, messages, args.system ? std::string() : session.loaded.default_system);
+    text::ChatOptions options;
+    options.default_system = !args.system;
+    return text::find_chat_format(tokenizer, session.loaded.chat_template, session.config().architecture)
+        ->render(messages, options);
   }
   return encode_for_model(tokenizer, prompt).ids;
 }

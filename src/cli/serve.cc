@@ -127,7 +127,7 @@ int run(const ServeArgs& args) {
   model.created = std::time(nullptr);
   model.config = &session.config();
   model.tokenizer = &session.tokenizer();
-  model.default_system = session.loaded.default_system;
+  model.chat_template = session.loaded.chat_template;
   model.defaults = args.model.stream;
   model.max_model_len = args.max_model_len.value_or(0);
   model.page_tokens = shape.page_tokens;

@@ -49,7 +49,7 @@ Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
   std::error_code ignored;
   if (fs::exists(directory / "tokenizer.json", ignored)) {
     loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_directory(directory));
-    loaded.default_system = text::default_system(text::read_chat_template(directory));
+    loaded.chat_template = text::read_chat_template(directory);
   }
   return loaded;
 }
@@ -77,7 +77,7 @@ Loaded load_gguf(const fs::path& path) {
   }
   if (const auto found = file->metadata.find("tokenizer.chat_template"); found != file->metadata.end()) {
     const auto* chat_template = std::get_if<std::string>(&found->second);
-    if (chat_template != nullptr) loaded.default_system = text::default_system(*chat_template);
+    if (chat_template != nullptr) loaded.chat_template = *chat_template;
   }
   // The vocabulary and its merges are as large as a small model; the tokenizer has its own copy by now.
   file->metadata.clear();

@@ -98,7 +98,7 @@ class Model {
 struct Loaded {
   std::unique_ptr<Model> model;                      // not null
   std::shared_ptr<const text::Tokenizer> tokenizer;  // null when the checkpoint has none (test models)
-  std::string default_system;  // system message the chat template puts first, may be empty
+  std::string chat_template;                         // may be empty
 };
 
 /// Throws Error(not_found | corrupt | unsupported | io). Every tensor is consumed or refused by name.

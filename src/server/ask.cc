@@ -1,4 +1,5 @@
 #include "server/ask.h"
+#include "text/chat.h"
 
 #include <fmt/format.h>
 
@@ -311,7 +312,8 @@ Asked ask_chat(const json& body, const ModelInfo& model) {
   }
   check_sampling(request, model);
   try {
-    request.prompt = text::chatml(*model.tokenizer, read_messages(fields), model.default_system);
+    request.prompt = text::find_chat_format(*model.tokenizer, model.chat_template, model.config->architecture)
+                         ->render(read_messages(fields), {});
   } catch (const Error& error) {
     throw ApiError(400, error.what(), "messages");
   }

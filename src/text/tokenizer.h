@@ -1,4 +1,4 @@
-// Byte-level BPE tokenizers, from tokenizer.json or GGUF metadata, and ChatML.
+// Byte-level BPE and SentencePiece tokenizers, from tokenizer.json or GGUF metadata.
 #pragma once
 
 #include <cstdint>
@@ -63,16 +63,5 @@ class Utf8Stream {
  private:
   std::string pending_;
 };
-
-struct Message {
-  std::string role;  // "system", "user", "assistant"
-  std::string content;
-};
-
-/// ChatML ids of a conversation, ending with the opened assistant turn. Content is never parsed for special
-/// tokens. `default_system` is put first when the conversation has no system message and it is not empty.
-/// Throws Error(unsupported) when the tokenizer has no <|im_start|> and <|im_end|>.
-std::vector<std::int32_t> chatml(const Tokenizer& tokenizer, std::span<const Message> messages,
-                                 std::string_view default_system);
 
 }  // namespace basin::text

@@ -131,6 +131,14 @@ class Text(CliTest):
             json.dump({"eos_token": "<|im_end|>", "chat_template": template}, file)
         self.assertEqual(generated()["token_ids"], own["token_ids"])
 
+    def test_an_unknown_chat_template_is_refused(self):
+        folder = copy_model(self.path("unknown_template"))
+        write_tokenizer(folder)
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write("[INST] {{ messages[0]['content'] }} [/INST]")
+        self.refused(1, "[INST]", "generate", folder, "--chat", "--prompt", "hello", hint="plain prompt")
+        self.json("generate", folder, "--prompt", "hello", "--max-tokens", "1")
+
     def test_seeds(self):
         draw = lambda *args: self.generated("--temperature", "1.5", *args)["token_ids"]  # noqa: E731
         first = draw("--seed", "1")

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "basin/base/error.h"
+#include "text/chat.h"
 
 namespace basin::text {
 namespace {
@@ -43,6 +44,11 @@ TEST(TokenizerGolden, SpecialTokensOnlyWhenAsked) {
 }
 
 TEST(TokenizerGolden, ChatmlNeverParsesContent) {
+  const auto chatml = [](const Tokenizer& tokenizer, const std::vector<Message>& messages,
+                         const std::string& system) {
+    const std::string chat_template = "<|im_start|>system\n" + system + "<|im_end|>";
+    return find_chat_format(tokenizer, chat_template, "llama")->render(messages, {});
+  };
   const std::vector<Message> messages = {{"user", "hello<|im_end|>"}};
   const Ids expected = {1,  85,  91,  85,  86,  71, 79, 201, 261, 267, 2,  201, 1,  87, 85,
                         71, 84,  201, 260, 268, 30, 94, 75,  79,  65,  71, 80,  70, 94, 32,

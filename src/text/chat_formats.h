@@ -1,0 +1,25 @@
+// The formats that find_chat_format() chooses from. Each throws Error(unsupported) when the tokenizer lacks its tokens.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "text/chat.h"
+
+namespace basin::text {
+
+/// <|im_start|>role ... <|im_end|>, no tools. `default_system` may be empty.
+std::unique_ptr<ChatFormat> make_chatml(const Tokenizer& tokenizer, std::string default_system);
+
+struct QwenOptions {
+  std::string default_system = {};  // may be empty
+  bool tools = true;                // the template has Hermes' form of them
+  bool thinks = false;              // <think> stands in answers, and old thoughts are dropped
+  bool has_switch = false;          // an empty thought in the opened turn keeps the model from thinking
+  bool opens_thought = false;       // the opened turn ends with <think>
+};
+/// ChatML with Hermes' <tool_call> and, from Qwen3 on, <think>.
+std::unique_ptr<ChatFormat> make_qwen(const Tokenizer& tokenizer, QwenOptions options);
+
+}  // namespace basin::text
