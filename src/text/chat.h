@@ -33,7 +33,7 @@ struct ChatOptions {
   /// JSON objects in the form of OpenAI's API, {"type": "function", "function": {"name": ..., ...}}, with their keys in the
   /// order in which the model shall read them.
   std::vector<std::string> tools = {};
-  bool thinking = true;  // false: the assistant starts with an empty thought, where the format knows that
+  bool thinking = true;  // false: the answer comes at once; Error(unsupported) of models that always think
   std::string reasoning_effort = {};  // "low", "medium", "high" where the format has it; empty = "medium"
   std::string date = {};              // "2026-11-30"; empty = the format's own, or none
   bool default_system = true;         // without a system message, the template's own comes first

@@ -31,6 +31,13 @@ std::unique_ptr<ChatFormat> chatml_family(const Tokenizer& tokenizer, std::strin
 std::unique_ptr<ChatFormat> by_template(const Tokenizer& tokenizer, std::string_view chat_template) {
   if (has(chat_template, "<|im_start|>") && has(chat_template, "<|im_end|>"))
     return chatml_family(tokenizer, chat_template);
+  if (has(chat_template, "<|start_header_id|>") && has(chat_template, "<|eot_id|>")) {
+    return make_llama3(tokenizer, {.dates = has(chat_template, "Cutting Knowledge Date"),
+                                   .tools = has(chat_template, "Given the following functions")});
+  }
+  if (has(chat_template, "<start_of_turn>") && has(chat_template, "<end_of_turn>"))
+    return make_gemma(tokenizer, {.system = !has(chat_template, "System role not supported")});
+  if (has(chat_template, "<|start|>") && has(chat_template, "<|channel|>")) return make_harmony(tokenizer);
   return nullptr;
 }
 
@@ -39,6 +46,9 @@ std::unique_ptr<ChatFormat> by_tokens(const Tokenizer& tokenizer, std::string_vi
     if (architecture == "qwen3") return make_qwen(tokenizer, {.thinks = true, .has_switch = true});
     return make_chatml(tokenizer, {});
   }
+  if (tokenizer.id_of("<|start_header_id|>")) return make_llama3(tokenizer, {});
+  if (tokenizer.id_of("<start_of_turn>")) return make_gemma(tokenizer, {});
+  if (tokenizer.id_of("<|start|>") && tokenizer.id_of("<|channel|>")) return make_harmony(tokenizer);
   return nullptr;
 }
 
@@ -64,7 +74,8 @@ std::unique_ptr<ChatFormat> find_chat_format(const Tokenizer& tokenizer, std::st
           : fmt::format("the chat template of the {} model is not known: '{}'", architecture,
                         one_line_start(chat_template));
   throw Error(ErrorCode::unsupported, what,
-              "known are chatml; write the model's format into a plain prompt instead");
+              "known are ChatML, Qwen, Llama 3, Gemma and harmony; write the model's format into a plain "
+              "prompt instead");
 }
 
 }  // namespace basin::text

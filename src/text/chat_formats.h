@@ -22,4 +22,17 @@ struct QwenOptions {
 /// ChatML with Hermes' <tool_call> and, from Qwen3 on, <think>.
 std::unique_ptr<ChatFormat> make_qwen(const Tokenizer& tokenizer, QwenOptions options);
 
+struct Llama3Options {
+  bool dates = false;  // from 3.1 on: a system message with dates comes first
+  bool tools = false;  // and tools are known
+};
+std::unique_ptr<ChatFormat> make_llama3(const Tokenizer& tokenizer, Llama3Options options);
+
+struct GemmaOptions {
+  bool system = true;  // Gemma 3 puts a system message before the user's first words; Gemma 2 has none
+};
+std::unique_ptr<ChatFormat> make_gemma(const Tokenizer& tokenizer, GemmaOptions options);
+
+std::unique_ptr<ChatFormat> make_harmony(const Tokenizer& tokenizer);
+
 }  // namespace basin::text

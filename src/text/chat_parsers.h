@@ -20,6 +20,9 @@ struct Tags {
 };
 std::unique_ptr<ChatParser> make_tagged_parser(const Tokenizer& tokenizer, Tags tags);
 
+/// Throws Error(invalid_argument) for a tool of `options` that is none.
+std::unique_ptr<ChatParser> make_json_call_parser(const Tokenizer& tokenizer, const ChatOptions& options);
+
 /// The text of generated tokens, in whole characters: without special tokens, and nothing for ids that a model has beyond
 /// its tokenizer. Throws Error(invalid_argument) for negative ids.
 class AnswerText {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "basin/base/error.h"
 #include "text/chat_formats.h"
 #include "text/chat_json.h"
 #include "text/chat_parsers.h"
@@ -60,6 +61,9 @@ class Qwen : public ChatFormat {
   std::vector<std::int32_t> render(std::span<const Message> messages,
                                    const ChatOptions& options) const override {
     options_.tools ? check_roles(messages, name()) : refuse_tools(messages, options, name());
+    if (!options.thinking && options_.thinks && (!options_.has_switch || options_.opens_thought)) {
+      throw Error(ErrorCode::unsupported, "the model's chat template has no switch for thinking");
+    }
     ChatWriter writer(tokenizer_);
     write_system(writer, messages, options);
     const std::size_t question = last_question(messages);

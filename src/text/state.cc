@@ -163,8 +163,10 @@ std::unique_ptr<Tokenizer::State> finish(Definition definition) {
 }
 
 bool ends_turn(std::string_view content) {
-  static constexpr std::array<std::string_view, 7> kNames = {
-      "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|return|>", "<|call|>"};
+  static constexpr std::array<std::string_view, 9> kNames = {
+      "<|im_end|>",      "<end_of_turn>", "<｜end▁of▁sentence｜>",
+      "<|endoftext|>",   "<|eot_id|>",    "<|eom_id|>",
+      "<|end_of_text|>", "<|return|>",    "<|call|>"};
   return std::find(kNames.begin(), kNames.end(), content) != kNames.end();
 }
 

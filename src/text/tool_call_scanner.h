@@ -15,6 +15,9 @@ class ToolCallScanner {
   bool has_name() const { return has_name_; }
   const std::string& name() const { return name_; }
 
+  /// The object has ended, or it is none.
+  bool finished() const { return state_ == State::done || state_ == State::broken; }
+
   /// The JSON of the arguments as far as it has come; taken away by the caller.
   std::string take_arguments();
 

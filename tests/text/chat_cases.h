@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ namespace basin::text {
 /// A byte-level tokenizer without merges: 256 bytes by their value, then `special` tokens, then `plain` ones that every
 /// text may become (as Qwen's <think>).
 inline Tokenizer byte_tokenizer(const std::vector<std::string>& special,
-                                const std::vector<std::string>& plain = {}) {
+                                const std::vector<std::string>& plain = {}, const std::string& bos = {}) {
   std::vector<std::string> tokens;
   std::vector<std::int64_t> types(256, 1);
   for (int byte = 0; byte < 256; ++byte) tokens.push_back(spelling_of_byte(static_cast<std::uint8_t>(byte)));
@@ -34,6 +35,9 @@ inline Tokenizer byte_tokenizer(const std::vector<std::string>& special,
   file.metadata["tokenizer.ggml.pre"] = std::string("gpt-2");
   file.metadata["tokenizer.ggml.tokens"] = tokens;
   file.metadata["tokenizer.ggml.token_type"] = types;
+  const auto found = std::find(tokens.begin(), tokens.end(), bos);
+  if (found != tokens.end())
+    file.metadata["tokenizer.ggml.bos_token_id"] = static_cast<std::uint64_t>(found - tokens.begin());
   file.metadata["tokenizer.ggml.merges"] = std::vector<std::string>{};
   return Tokenizer::from_gguf(file);
 }

@@ -166,6 +166,15 @@ TEST(ChatQwen, ATemplateThatOpensTheThought) {
   EXPECT_EQ(marked(tokenizer(), format->render(messages, {})),
             "«<|im_start|>»user\nhi«<|im_end|>»\n«<|im_start|>»assistant\n«<think>»\n");
   EXPECT_EQ(parsed(tokenizer(), *format->parser({}), "so\n</think>\n\nHi"), "reasoning(so) content(Hi)");
+  ChatOptions quick;
+  quick.thinking = false;
+  try {
+    format->render(messages, quick);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_THAT(error.what(), testing::HasSubstr("no switch"));
+  }
 }
 
 TEST(ChatFormats, AreFoundByTheTemplateOrTheTokens) {
