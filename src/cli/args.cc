@@ -225,9 +225,11 @@ void add_generate(CLI::App& app, GenerateArgs& args) {
   options.string("--prompt", args.prompt, "TEXT", "text to continue; special tokens in it are recognised");
   options.path("--prompt-file", args.prompt_file, "the same, from a file");
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");
-  app.add_flag("--chat", args.chat, "the prompt is a user's message in the model's chat format (ChatML)");
+  app.add_flag("--chat", args.chat, "the prompt is a user's message in the model's chat format");
   options.string("--system", args.system, "TEXT",
                  "system message of --chat; empty = none (default: the model's own)");
+  app.add_flag("!--no-thinking", args.thinking,
+               "with --chat, a model that can do without thinking answers at once");
   options.integer(
       "--max-tokens", 1, kMany, [&](std::int64_t n) { args.max_tokens = n; },
       "most tokens to generate (default 128)");
@@ -258,6 +260,7 @@ void check(const GenerateArgs& args) {
     throw UsageError("--chat and --tokens exclude each other", "give the message with --prompt");
   }
   if (args.system && !args.chat) throw UsageError("--system without --chat", "add --chat");
+  if (!args.thinking && !args.chat) throw UsageError("--no-thinking without --chat", "add --chat");
   check(args.model);
   try {
     ops::check(args.sampling);

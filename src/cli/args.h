@@ -22,6 +22,7 @@ struct GenerateArgs {
   ModelArgs model;
   std::optional<std::string> prompt, prompt_file, tokens_file;  // exactly one
   bool chat = false;
+  bool thinking = true;               // of --chat
   std::optional<std::string> system;  // replaces the model's default; "" = no system message
   std::int64_t max_tokens = 128;
   ops::SamplingOptions sampling;

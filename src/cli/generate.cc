@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "basin/base/error.h"
+#include "cli/answer.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/inputs.h"
@@ -18,57 +21,55 @@
 namespace basin::cli {
 namespace {
 
-std::vector<std::int32_t> text_ids(const Session& session, const GenerateArgs& args,
+text::ChatOptions chat_options(const GenerateArgs& args) {
+  text::ChatOptions options;
+  options.default_system = !args.system;
+  options.thinking = args.thinking;
+  return options;
+}
+
+std::vector<std::int32_t> chat_ids(const text::ChatFormat& format, const GenerateArgs& args,
                                    const std::string& prompt) {
-  const text::Tokenizer& tokenizer = session.tokenizer();
-  if (args.chat) {
-    std::vector<text::Message> messages;
-    if (args.system && !args.system->empty()) messages.push_back({"system", *args.system});
-    messages.push_back({"user", prompt});
-    text::ChatOptions options;
-    options.default_system = !args.system;
-    return text::find_chat_format(tokenizer, session.loaded.chat_template, session.config().architecture)
-        ->render(messages, options);
-  }
-  return encode_for_model(tokenizer, prompt).ids;
+  std::vector<text::Message> messages;
+  if (args.system && !args.system->empty()) messages.push_back({"system", *args.system});
+  messages.push_back({"user", prompt});
+  return format.render(messages, chat_options(args));
 }
 
-// The bytes of a generated token. A model may have more ids than its tokenizer (padding of the output matrix); those
-// stand for nothing.
-std::string bytes_of(const text::Tokenizer& tokenizer, std::int32_t id) {
-  return id < tokenizer.vocabulary() ? tokenizer.token_bytes(id, false) : std::string();
-}
-
-std::string decode(const text::Tokenizer& tokenizer, const std::vector<std::int32_t>& ids) {
-  text::Utf8Stream utf8;
-  std::string text;
-  for (const std::int32_t id : ids) text += utf8.push(bytes_of(tokenizer, id));
-  return text + utf8.finish();
-}
-
-// Prints each token at once: text cut at UTF-8 boundaries, or ids when the model has no tokenizer.
+// Prints each token at once: text cut at UTF-8 boundaries, or ids when the model has no tokenizer. Thoughts go to a
+// terminal only, beside the answer.
 class Printer {
  public:
-  explicit Printer(const text::Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
+  explicit Printer(std::optional<AnswerReader> answer) : answer_(std::move(answer)) {}
 
   void token(std::int32_t id) {
-    if (tokenizer_ != nullptr) {
-      write(utf8_.push(bytes_of(*tokenizer_, id)));
+    if (answer_) {
+      print(answer_->push(id));
     } else {
       write(first_ ? fmt::format("{}", id) : fmt::format(" {}", id));
     }
     first_ = false;
   }
-  void end() { write(utf8_.finish() + "\n"); }
+  void end() {
+    if (answer_) print(answer_->finish());
+    write("\n");
+  }
 
  private:
+  void print(const Answer& piece) {
+    if (isatty(STDERR_FILENO) == 1) {
+      print_thought(piece.thought);
+      thinking_ = thinking_ || !piece.thought.empty();
+      if (!piece.said.empty() && std::exchange(thinking_, false)) print_thought("\n\n");
+    }
+    write(piece.said);
+  }
   static void write(std::string_view text) {
     if (!text.empty()) write_stdout(text);
   }
 
-  const text::Tokenizer* tokenizer_;  // may be null
-  text::Utf8Stream utf8_;
-  bool first_ = true;
+  std::optional<AnswerReader> answer_;  // nothing without a tokenizer
+  bool first_ = true, thinking_ = false;
 };
 
 // Without a window a text ends with the context, however many tokens were asked for: nothing else would tell.
@@ -100,7 +101,14 @@ int run(const GenerateArgs& args) {
   if (args.tokens_file) ids = read_tokens(*args.tokens_file);
 
   Session session(args.model);
-  if (!args.tokens_file) ids = text_ids(session, args, prompt);
+  std::unique_ptr<text::ChatFormat> format;
+  if (args.chat) {
+    format = text::find_chat_format(session.tokenizer(), session.loaded.chat_template,
+                                    session.config().architecture);
+    ids = chat_ids(*format, args, prompt);
+  } else if (!args.tokens_file) {
+    ids = encode_for_model(session.tokenizer(), prompt).ids;
+  }
   check_vocabulary(ids, session.config(), "the prompt");
   check_fits(static_cast<std::int64_t>(ids.size()), session.config(), args.model.stream, "the prompt",
              "shorten it");
@@ -111,8 +119,12 @@ int run(const GenerateArgs& args) {
   options.sampling = args.sampling;
   if (tokenizer != nullptr) options.stops.assign(tokenizer->stops().begin(), tokenizer->stops().end());
 
+  const auto reader = [&]() -> std::optional<AnswerReader> {
+    if (tokenizer == nullptr) return {};
+    return AnswerReader(format ? format->parser(chat_options(args)) : text::make_plain_parser(*tokenizer));
+  };
   engine::Stream stream(*session.loaded.model, args.model.stream, session.pool);
-  Printer printer(tokenizer);
+  Printer printer(reader());
   std::function<void(std::int32_t)> on_token;
   if (!args.json) on_token = [&](std::int32_t id) { printer.token(id); };
   Progress progress("reading the prompt");
@@ -123,7 +135,9 @@ int run(const GenerateArgs& args) {
   if (args.json) {
     const engine::StreamReport report = stream.report();
     nlohmann::ordered_json object;
-    object["text"] = tokenizer != nullptr ? decode(*tokenizer, generated.token_ids) : std::string();
+    const Answer answer = tokenizer != nullptr ? read_answer(*reader(), generated.token_ids) : Answer();
+    object["text"] = answer.said;
+    if (!answer.thought.empty()) object["reasoning"] = answer.thought;
     object["token_ids"] = generated.token_ids;
     object["prompt_tokens"] = generated.prompt_tokens;
     object["completion_tokens"] = generated.token_ids.size();

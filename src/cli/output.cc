@@ -72,6 +72,10 @@ void print_note(std::string_view line) {
   static_cast<void>(write_all(STDERR_FILENO, one_line(line) + "\n"));
 }
 
+void print_thought(std::string_view text) {
+  static_cast<void>(write_all(STDERR_FILENO, text));
+}
+
 std::string human_bytes(double bytes) {
   if (bytes < 1e3) return fmt::format("{:.0f} B", bytes);
   if (bytes < 1e6) return fmt::format("{:.1f} kB", bytes / 1e3);

@@ -20,6 +20,9 @@ void print_error(std::string_view message, std::string_view hint);
 /// One line of information on stderr.
 void print_note(std::string_view line);
 
+/// A piece of text on stderr as it is, for a person who reads along.
+void print_thought(std::string_view text);
+
 /// Control characters and bytes that are not UTF-8 as \xNN, so that the text stays on one line.
 std::string one_line(std::string_view text);
 

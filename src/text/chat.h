@@ -86,4 +86,7 @@ class ChatFormat {
 std::unique_ptr<ChatFormat> find_chat_format(const Tokenizer& tokenizer, std::string_view chat_template,
                                              std::string_view architecture);
 
+/// For a text that is no chat: everything is content.
+std::unique_ptr<ChatParser> make_plain_parser(const Tokenizer& tokenizer);
+
 }  // namespace basin::text

@@ -10,9 +10,6 @@
 
 namespace basin::text {
 
-/// Everything is content.
-std::unique_ptr<ChatParser> make_plain_parser(const Tokenizer& tokenizer);
-
 struct Tags {
   bool thinks = false;      // a thought may come first, between <think> and </think>
   bool in_thought = false;  // the prompt has opened it already

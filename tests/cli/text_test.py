@@ -139,6 +139,21 @@ class Text(CliTest):
         self.refused(1, "[INST]", "generate", folder, "--chat", "--prompt", "hello", hint="plain prompt")
         self.json("generate", folder, "--prompt", "hello", "--max-tokens", "1")
 
+    def test_a_model_that_thinks(self):
+        folder = copy_model(self.path("thinking"))
+        write_tokenizer(folder)
+        template = "'<|im_start|>' '<|im_end|>' '</think>' enable_thinking"
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(template)
+        chat = ("generate", folder, "--chat", "--prompt", "hello", "--max-tokens", "16")
+        slow, fast = self.json(*chat), self.json(*chat, "--no-thinking")
+        # The tokenizer has no tokens for the marks of the empty thought, so each byte is one.
+        self.assertEqual(fast["prompt_tokens"] - slow["prompt_tokens"], len("<think>\n\n</think>\n\n"))
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(template.replace("enable_thinking", ""))
+        self.refused(1, "no switch for thinking", *chat, "--no-thinking")
+        self.refused(2, "--no-thinking without --chat", "generate", folder, "--prompt", "x", "--no-thinking")
+
     def test_seeds(self):
         draw = lambda *args: self.generated("--temperature", "1.5", *args)["token_ids"]  # noqa: E731
         first = draw("--seed", "1")
