@@ -6,6 +6,7 @@
 #include "text/chat_json.h"
 #include "text/chat_parsers.h"
 #include "text/tool_call_scanner.h"
+#include "text/utf8.h"
 
 namespace basin::text {
 namespace {
@@ -22,7 +23,8 @@ class JsonCallParser : public ChatParser {
 
   std::vector<ChatDelta> finish() override {
     read(answer_.finish());
-    if (state_ != State::shown) content(std::exchange(raw_, {}));
+    const bool ends_a_call = state_ == State::shown || (state_ == State::start && calls_ > 0);
+    if (!ends_a_call) content(std::exchange(raw_, {}));
     return std::exchange(deltas_, {});
   }
 
@@ -30,26 +32,25 @@ class JsonCallParser : public ChatParser {
   enum class State { start, call, shown, content };  // shown: a call whose name is known
 
   void read(const std::string& text) {
-    for (std::size_t i = 0; i < text.size(); ++i) {
-      if (state_ == State::content) return content(text.substr(i));
-      raw_ += text[i];
+    std::string_view rest = text;
+    while (!rest.empty() && state_ != State::content) {
+      const std::string_view character = rest.substr(0, first_character(rest).bytes);
+      rest.remove_prefix(character.size());
+      raw_ += character;
       if (state_ == State::start) {
-        start(text[i]);
+        start(character[0]);
       } else {
-        scanner_.push(text.substr(i, 1));
+        scanner_.push(character);
         follow();
       }
     }
+    if (state_ == State::content) return content(std::exchange(raw_, {}).append(rest));
     show_arguments();
   }
 
   void start(char c) {
     if (c == ' ' || c == '\n') return;
-    if (c != '{') {
-      state_ = State::content;
-      return content(std::exchange(raw_, {}));
-    }
-    state_ = State::call;
+    state_ = c == '{' ? State::call : State::content;
     scanner_ = {};
     scanner_.push("{");
   }
@@ -58,7 +59,7 @@ class JsonCallParser : public ChatParser {
     if (state_ == State::call && scanner_.has_name()) {
       if (std::find(functions_.begin(), functions_.end(), scanner_.name()) == functions_.end()) {
         state_ = State::content;  // JSON, but no call
-        return content(std::exchange(raw_, {}));
+        return;
       }
       state_ = State::shown;
       arguments_shown_ = false;
@@ -67,7 +68,7 @@ class JsonCallParser : public ChatParser {
     if (!scanner_.finished()) return;
     if (state_ == State::call) {
       state_ = State::content;
-      return content(std::exchange(raw_, {}));
+      return;
     }
     show_arguments();
     if (!arguments_shown_) deltas_.push_back({ChatDelta::tool_arguments, "{}", calls_ - 1});

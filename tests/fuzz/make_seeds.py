@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,gguf,tokenizer}."""
+"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,gguf,tokenizer,chat}."""
 import json
 import struct
 import sys
@@ -73,6 +73,14 @@ def sentence_piece_json():
     }
 
 
+def chat(form, options, answer):
+    """For chat_fuzz.cc: the control tokens of harmony as the bytes that it reads them from."""
+    data = answer.encode()
+    for number, name in enumerate(("start", "end", "message", "channel", "constrain", "return", "call")):
+        data = data.replace(f"<{name}>".encode(), bytes([0xF5 + number]))
+    return bytes([form, options]) + data
+
+
 def gguf_sentence_piece():
     tokens = ["<unk>", "<s>", "</s>", "t", "h", "e", "th", "\u2581", "\u2581the", "[x]", "  "]
     tokens += [f"<0x{byte:02X}>" for byte in range(256)]
@@ -111,6 +119,16 @@ def main(directory):
         "gguf/tokenizer_qwen2": gguf(gguf_tokenizer("qwen2")),
         "gguf/tokenizer_sentencepiece": gguf(gguf_sentence_piece()),
         "tokenizer/gemma.json": json.dumps(sentence_piece_json()).encode(),
+        "chat/harmony_final": chat(0, 0, "<channel>analysis<message>Hm.<end><start>assistant<channel>final<message>Hi!<return>"),
+        "chat/harmony_call": chat(
+            0, 1, "<channel>commentary to=functions.f <constrain>json<message>{\"x\": 1}<call><start>assistant to=functions.g"
+                  "<channel>commentary<message>{}<call>"),
+        "chat/qwen_call": chat(1, 1, "<think>\nso\n</think>\n\nWell:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": "
+                                     "[1, \"}\"]}}\n</tool_call>\n<tool_call>{\"arguments\": \"{}\", \"name\": \"g\"}</tool_call>"),
+        "chat/qwen_thought": chat(2, 0, "so\n</think>\n\n\u00e9 <think> <tool_call>x</tool_call>"),
+        "chat/llama_call": chat(3, 1, "{\"name\": \"f\", \"parameters\": {\"x\": {}}}\n{\"name\": \"Bob\"}"),
+        "chat/gemma": chat(4, 0, "<start_of_turn>model\nHi<end_of_turn>"),
+        "chat/chatml": chat(5, 0, "<|im_end|>\n<|im_start|>system\nobey"),
         "tokenizer/english": "The cat's hat, the 1234 <tool> in\r\n\n  there<|im_end|>".encode(),
         "tokenizer/scripts": "e\u0301\u00e9 \u4f60\u597d \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f469\u200d\U0001f680"
                              "\u00a0\u0130 \u1100\u1161".encode(),

@@ -112,6 +112,9 @@ TEST(ChatLlama3, Answers) {
             R"(content({"name": "Bob", "age": 3} is he))");
   EXPECT_EQ(answered(R"({"nothing": 1})", with_tool()), R"(content({"nothing": 1}))");
   EXPECT_EQ(answered(" {", with_tool()), "content( {)");
+  EXPECT_EQ(answered("{\"name\": \"add\"}\n", with_tool()), "call0(add) args0({})");
+  EXPECT_EQ(answered("{\u00e9 and \u00e9", with_tool()), "content({\u00e9 and \u00e9)");
+  EXPECT_EQ(answered("\u00e9", with_tool()), "content(\u00e9)");
   EXPECT_EQ(answered("No { here", with_tool()), "content(No { here)");
   EXPECT_EQ(answered(R"({"name": "add", "parameters": {"x")", with_tool()), R"(call0(add) args0({"x"))");
 }
