@@ -1,11 +1,12 @@
 #include "server/ask.h"
-#include "text/chat.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
 #include <random>
+
+#include "text/chat.h"
 
 namespace basin::server {
 namespace {

@@ -16,7 +16,7 @@ struct ModelInfo {
   std::int64_t created = 0;  // Unix time, for /v1/models
   const models::ModelConfig* config = nullptr;
   const text::Tokenizer* tokenizer = nullptr;
-  std::string chat_template;  // may be empty
+  std::string chat_template;       // may be empty
   engine::StreamOptions defaults;  // sink_tokens, window and positions of requests that do not say
   std::int64_t max_model_len =
       0;  // most tokens of a request and its answer; 0: the context, and with a window no limit

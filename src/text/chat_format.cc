@@ -21,6 +21,7 @@ std::unique_ptr<ChatFormat> chatml_family(const Tokenizer& tokenizer, std::strin
   options.default_system = default_system(chat_template);
   options.tools = has(chat_template, kHermesTools) && !has(chat_template, "### Tools");
   options.thinks = has(chat_template, "</think>");
+  options.keeps_thoughts = has(chat_template, "reasoning_content");
   options.has_switch = has(chat_template, "enable_thinking");
   options.opens_thought = has(chat_template, "<|im_start|>assistant\\n<think>\\n'") ||
                           has(chat_template, "<|im_start|>assistant\\n<think>\\n\"");
@@ -43,7 +44,8 @@ std::unique_ptr<ChatFormat> by_template(const Tokenizer& tokenizer, std::string_
 
 std::unique_ptr<ChatFormat> by_tokens(const Tokenizer& tokenizer, std::string_view architecture) {
   if (tokenizer.id_of("<|im_start|>") && tokenizer.id_of("<|im_end|>")) {
-    if (architecture == "qwen3") return make_qwen(tokenizer, {.thinks = true, .has_switch = true});
+    if (architecture == "qwen3")
+      return make_qwen(tokenizer, {.thinks = true, .keeps_thoughts = true, .has_switch = true});
     return make_chatml(tokenizer, {});
   }
   if (tokenizer.id_of("<|start_header_id|>")) return make_llama3(tokenizer, {});

@@ -16,8 +16,9 @@ struct QwenOptions {
   std::string default_system = {};  // may be empty
   bool tools = true;                // the template has Hermes' form of them
   bool thinks = false;              // <think> stands in answers, and old thoughts are dropped
-  bool has_switch = false;          // an empty thought in the opened turn keeps the model from thinking
-  bool opens_thought = false;       // the opened turn ends with <think>
+  bool keeps_thoughts = false;  // those after the user's last question stay, with the calls that they led to
+  bool has_switch = false;      // an empty thought in the opened turn keeps the model from thinking
+  bool opens_thought = false;   // the opened turn ends with <think>
 };
 /// ChatML with Hermes' <tool_call> and, from Qwen3 on, <think>.
 std::unique_ptr<ChatFormat> make_qwen(const Tokenizer& tokenizer, QwenOptions options);

@@ -113,8 +113,9 @@ class Qwen : public ChatFormat {
   void write_answer(ChatWriter& writer, const Message& message, bool after_question, bool last) const {
     const Answer answer = options_.thinks ? split_thought(message) : Answer{{}, message.content};
     frame_.open(writer, "assistant");
-    std::string_view content = answer.content;
-    if (options_.thinks && after_question && (last || !answer.reasoning.empty())) {
+    const bool drops_all = options_.thinks && !options_.keeps_thoughts;
+    std::string_view content = drops_all ? trim_newlines_left(answer.content) : answer.content;
+    if (options_.keeps_thoughts && after_question && (last || !answer.reasoning.empty())) {
       writer.mark("<think>").text("\n").text(trim_newlines(answer.reasoning)).text("\n");
       writer.mark("</think>").text("\n\n");
       content = trim_newlines_left(content);
@@ -125,7 +126,8 @@ class Qwen : public ChatFormat {
       if (!first) writer.text("\n");
       first = false;
       writer.mark("<tool_call>").text(fmt::format("\n{{\"name\": \"{}\", \"arguments\": ", call.name));
-      writer.text(call.arguments).text("}\n").mark("</tool_call>");
+      const auto arguments = parse_json(call.arguments);
+      writer.text(arguments ? python_json(*arguments) : call.arguments).text("}\n").mark("</tool_call>");
     }
     frame_.close(writer);
   }

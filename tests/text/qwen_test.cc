@@ -11,7 +11,7 @@ namespace {
 // What is looked for in Qwen3's template.
 constexpr const char* kTemplate =
     R"({%- if tools %}{{- '<|im_start|>system\n' }}{{- "# Tools\n\nYou may call one or more functions to assist" }}
-<|im_end|> '</think>' {%- if enable_thinking is defined and enable_thinking is false %})";
+<|im_end|> '</think>' message.reasoning_content {%- if enable_thinking is defined and enable_thinking is false %})";
 
 const Tokenizer& tokenizer() {
   static const Tokenizer made = byte_tokenizer(
@@ -67,7 +67,7 @@ TEST(ChatQwen, OldThoughtsAreDropped) {
 TEST(ChatQwen, ToolsAndTheThoughtsBetweenCalls) {
   const std::vector<Message> messages = {
       {"user", "1+2?"},
-      {"assistant", "", "add them", {{"a", "add", R"({"x": 1})"}, {"b", "add", "{}"}}},
+      {"assistant", "", "add them", {{"a", "add", R"({"x":1})"}, {"b", "add", "{}"}}},
       {"tool", "3", "", {}, "a"},
       {"tool", "4", "", {}, "b"}};
   EXPECT_EQ(
@@ -85,6 +85,14 @@ TEST(ChatQwen, ToolsAndTheThoughtsBetweenCalls) {
       "«<tool_call>»\n{\"name\": \"add\", \"arguments\": {}}\n«</tool_call>»«<|im_end|>»\n"
       "«<|im_start|>»user\n«<tool_response>»\n3\n«</tool_response>»\n«<tool_response>»\n4\n«</tool_response>»"
       "«<|im_end|>»\n«<|im_start|>»assistant\n");
+}
+
+TEST(ChatQwen, ATemplateWithoutThoughtsInItsHistory) {
+  const auto format = find_chat_format(tokenizer(), "<|im_start|><|im_end|>'</think>'", "qwen2");
+  const std::vector<Message> messages = {{"user", "x"}, {"assistant", "<think>a</think>b", ""}};
+  EXPECT_EQ(
+      marked(tokenizer(), format->render(messages, {})),
+      "«<|im_start|>»user\nx«<|im_end|>»\n«<|im_start|>»assistant\nb«<|im_end|>»\n«<|im_start|>»assistant\n");
 }
 
 TEST(ChatQwen, ContentIsText) {
