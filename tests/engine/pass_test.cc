@@ -23,7 +23,8 @@ struct Reader {
 };
 
 std::vector<Reader> some_readers(Compute compute) {
-  std::vector<Reader> readers = {{{}, 90, 30, 0}, {{}, 40, 1, 1}, {{}, 75, 25, 0}, {{}, 60, 7, 2}, {{}, 3, 1, 5}};
+  std::vector<Reader> readers = {
+      {{}, 90, 30, 0}, {{}, 40, 1, 1}, {{}, 75, 25, 0}, {{}, 60, 7, 2}, {{}, 3, 1, 5}};
   readers[1].options.window = 20;
   readers[2].options.window = 12, readers[2].options.sink_tokens = 4;
   readers[3].options.window = 17, readers[3].options.sink_tokens = 2;
@@ -38,8 +39,8 @@ std::vector<Reader> some_readers(Compute compute) {
 std::vector<std::int32_t> tokens_of(std::size_t reader, std::int64_t count, std::int64_t vocabulary) {
   std::vector<std::int32_t> tokens;
   for (std::int64_t i = 0; i < count; ++i) {
-    tokens.push_back(
-        static_cast<std::int32_t>((i * i * 31 + (static_cast<std::int64_t>(reader) + 3) * i + 5) % vocabulary));
+    tokens.push_back(static_cast<std::int32_t>(
+        (i * i * 31 + (static_cast<std::int64_t>(reader) + 3) * i + 5) % vocabulary));
   }
   return tokens;
 }
@@ -67,8 +68,9 @@ TEST_P(Pass, EveryRowHasItsBits) {
         const std::int64_t begin = caches[i].logical_position(), left = readers[i].tokens - begin;
         if (pass < readers[i].starts || left == 0) continue;
         const std::int64_t size = std::min(readers[i].chunk, left);
-        chunks.push_back({std::span(texts[i]).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)),
-                          &caches[i], models::LogitsRows::all});
+        chunks.push_back(
+            {std::span(texts[i]).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size)),
+             &caches[i], models::LogitsRows::all});
         owners.push_back(i);
       }
       if (chunks.empty()) break;
@@ -84,7 +86,8 @@ TEST_P(Pass, EveryRowHasItsBits) {
           pool);
     }
     for (std::size_t i = 0; i < readers.size(); ++i) {
-      EXPECT_TRUE(same_bits(logits[i], all_logits(model, readers[i].options, texts[i], 1))) << "sequence " << i;
+      EXPECT_TRUE(same_bits(logits[i], all_logits(model, readers[i].options, texts[i], 1)))
+          << "sequence " << i;
     }
   }
 }
