@@ -100,7 +100,8 @@ def check_command(root, words, helps):
             return []
         if len(words) == 1 or words[1].startswith("-"):
             return helps.lacks(words[1:], str(helps.basin))
-        return helps.lacks(words[2:], str(helps.basin), words[1])
+        size = 3 if words[1:3] == ["bench", "serve"] else 2  # the one command of two words
+        return helps.lacks(words[size:], str(helps.basin), *words[1:size])
     if program.startswith("build/"):  # what the lines before it built
         return []
     if program.startswith("./") or "/" in program:

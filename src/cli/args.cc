@@ -149,8 +149,8 @@ CLI::Option* add_model(CLI::App& app, String& model) {
 }
 
 // With `chunks`, --chunk-tokens is among them.
-void add_common(CLI::App& app, ModelArgs& args, bool chunks = true) {
-  add_model(app, args.model)->required();
+void add_common(CLI::App& app, ModelArgs& args, bool chunks = true, bool model_required = true) {
+  add_model(app, args.model)->required(model_required);
   engine::StreamOptions& stream = args.stream;
   Options options(app);
   options.integer(
@@ -359,17 +359,101 @@ void check(const ServeArgs& args) {
   if (args.api_key && args.no_auth) throw UsageError("--api-key and --no-auth exclude each other");
 }
 
+void add_key(CLI::App& app, std::optional<std::string>& key) {
+  Options(app).word(
+      "--api-key",
+      [&key](const std::string& value) {
+        if (value.empty()) throw UsageError("--api-key is empty");
+        key = value;
+      },
+      "KEY", "key of the server (default: BASIN_API_KEY)");
+}
+
+void add_url(CLI::App& app, const std::function<void(const std::string&)>& set) {
+  const auto checked = [set](const std::string& value) {
+    if (value.rfind("http://", 0) != 0)
+      throw UsageError(fmt::format("--url is '{}'; it must begin with http://", value));
+    set(value);
+  };
+  Options(app).word("--url", checked, "URL",
+                    "a server that speaks OpenAI's API, such as http://127.0.0.1:8000");
+}
+
+void add_chat(CLI::App& app, ChatArgs& args) {
+  add_common(app, args.model, true, false);
+  add_url(app, [&args](const std::string& url) { args.url = url; });
+  add_key(app, args.api_key);
+  Options options(app);
+  options.string("--system", args.system, "TEXT", "system message; empty = none (default: the model's own)");
+  options.integer(
+      "--max-tokens", 1, kMany, [&](std::int64_t n) { args.max_tokens = n; },
+      "most tokens of an answer (default: what fits)");
+  args.sampling.temperature = 0.8;
+  options.real("--temperature", args.sampling.temperature, "0 = always the most likely token (default 0.8)");
+  options.real("--top-p", args.sampling.top_p,
+               "sample from the most likely tokens that hold this mass (default 1)");
+}
+
+void check(const ChatArgs& args) {
+  require_one({{"MODEL", !args.model.model.empty()}, {"--url", args.url.has_value()}});
+  if (args.system) require_utf8("--system", *args.system);
+  if (args.api_key && !args.url) throw UsageError("--api-key without --url");
+  check(args.model);
+  try {
+    ops::check(args.sampling);
+  } catch (const Error& error) {
+    throw UsageError(error.what(), error.hint());
+  }
+}
+
+void add_bench_serve(CLI::App& app, BenchServeArgs& args) {
+  add_url(app, [&args](const std::string& url) { args.url = url; });
+  add_key(app, args.api_key);
+  Options options(app);
+  options.integer(
+      "--requests", 1, 1'000'000, [&](std::int64_t n) { args.requests = n; }, "how many in all (default 32)");
+  options.integer(
+      "--concurrency", 1, 4096, [&](std::int64_t n) { args.concurrency = n; },
+      "how many at once, each followed by the next (default 8)");
+  options.real("--rate", args.rate, "instead: so many a second, at random times, whatever has ended");
+  options.integer(
+      "--input-tokens", 1, kMostPageTokens, [&](std::int64_t n) { args.input_tokens = n; },
+      "tokens of a prompt that no other has (default 256)");
+  options.integer(
+      "--shared-tokens", 0, kMostPageTokens, [&](std::int64_t n) { args.shared_tokens = n; },
+      "tokens before them that all prompts have (default 0)");
+  options.integer(
+      "--vocabulary", 2, kMany, [&](std::int64_t n) { args.vocabulary = n; },
+      "ids of prompts are below it, and in its last 90 % (default 20000)");
+  options.integer(
+      "--output-tokens", 1, kMany, [&](std::int64_t n) { args.output_tokens = n; },
+      "tokens of an answer (default 256)");
+  options.integer(
+      "--window", 1, kMany, [&](std::int64_t n) { args.window = n; },
+      "window of every request (default: the server's)");
+  options.integer(
+      "--sink-tokens", 0, kMany, [&](std::int64_t n) { args.sink_tokens = n; },
+      "sink tokens beside it (default 0)");
+  options.integer(
+      "--seed", 0, std::numeric_limits<std::int64_t>::max(),
+      [&](std::int64_t n) { args.seed = static_cast<std::uint64_t>(n); },
+      "seed of prompts and times (default 0)");
+  app.add_flag("--json", args.json, "one JSON object a request and one at the end, each on a line");
+}
+
+void check(const BenchServeArgs& args) {
+  if (args.url.empty()) throw UsageError("--url is missing");
+  if (args.rate < 0) throw UsageError(fmt::format("--rate is {}; it must be 0 (off) or more", args.rate));
+  if (args.sink_tokens > 0 && !args.window) throw UsageError("--sink-tokens without --window");
+}
+
 void refuse_later_commands(int argc, const char* const* argv) {
   if (argc < 2) return;
   const std::string_view first = argv[1];
-  for (const std::string_view later : {"convert", "chat", "probe"}) {
+  for (const std::string_view later : {"convert", "probe"}) {
     if (first == later) {
       throw UsageError(fmt::format("'{}' is not in this build", later), "see basin --help for what is");
     }
-  }
-  if (first == "bench" && argc > 2 && std::string_view(argv[2]) == "serve") {
-    throw UsageError("'bench serve' is not in this build",
-                     "basin bench MODEL is; a model of that name is ./serve");
   }
 }
 
@@ -412,6 +496,14 @@ std::vector<std::string> normalise(int argc, const char* const* argv, const CLI:
 
 Command parse(int argc, const char* const* argv) {
   refuse_later_commands(argc, argv);
+  // `bench serve` is a command of its own; a model of that name is ./serve.
+  std::vector<const char*> shifted(argv, argv + argc);
+  if (argc > 2 && std::string_view(argv[1]) == "bench" && std::string_view(argv[2]) == "serve") {
+    shifted.erase(shifted.begin() + 1);
+    shifted[1] = "bench-serve";
+    --argc;
+    argv = shifted.data();
+  }
 
   CLI::App app("Basin runs language models whose attention leans on sinks, at any length, in bounded memory.",
                "basin");
@@ -429,6 +521,8 @@ Command parse(int argc, const char* const* argv) {
   InfoArgs info;
   BenchArgs bench;
   ServeArgs serve;
+  ChatArgs chat;
+  BenchServeArgs bench_serve;
   CLI::App* const generate_app = app.add_subcommand("generate", "Continue a prompt or answer a message");
   CLI::App* const perplexity_app = app.add_subcommand("perplexity", "Score a text, token by token");
   CLI::App* const logits_app = app.add_subcommand("logits", "Write the logits of every token");
@@ -437,6 +531,11 @@ Command parse(int argc, const char* const* argv) {
   CLI::App* const bench_app = app.add_subcommand("bench", "Measure speed against this machine's ceilings");
   CLI::App* const serve_app = app.add_subcommand("serve", "Answer over HTTP, as OpenAI's servers do");
   add_serve(*serve_app, serve);
+  CLI::App* const chat_app = app.add_subcommand("chat", "Talk to a model, or to a server");
+  add_chat(*chat_app, chat);
+  CLI::App* const bench_serve_app = app.add_subcommand(
+      "bench-serve", "Also 'bench serve': put load on a server, and see what its clients see");
+  add_bench_serve(*bench_serve_app, bench_serve);
   add_generate(*generate_app, generate);
   add_perplexity(*perplexity_app, perplexity);
   add_logits(*logits_app, logits);
@@ -487,6 +586,14 @@ Command parse(int argc, const char* const* argv) {
     return tokenize;
   }
   if (info_app->parsed()) return info;
+  if (chat_app->parsed()) {
+    check(chat);
+    return chat;
+  }
+  if (bench_serve_app->parsed()) {
+    check(bench_serve);
+    return bench_serve;
+  }
   if (serve_app->parsed()) {
     check(serve);
     return serve;

@@ -75,13 +75,34 @@ struct ServeArgs {
   bool quiet = false;
 };
 
+struct ChatArgs {
+  ModelArgs model;                 // without a model: of the requests to the server
+  std::optional<std::string> url;  // this or a model
+  std::optional<std::string> api_key, system;
+  std::optional<std::int64_t> max_tokens;
+  ops::SamplingOptions sampling;
+};
+
+struct BenchServeArgs {
+  std::string url;
+  std::optional<std::string> api_key;
+  std::int64_t requests = 32, concurrency = 8;
+  double rate = 0.0;  // requests a second, at random times; 0 = the next when one has ended
+  std::int64_t input_tokens = 256, output_tokens = 256, shared_tokens = 0;
+  std::int64_t vocabulary = 20'000;  // ids of prompts are below
+  std::optional<std::int64_t> window;
+  std::int64_t sink_tokens = 0;
+  std::uint64_t seed = 0;
+  bool json = false;
+};
+
 /// --help or --version: text for stdout, and nothing else to do.
 struct ShowText {
   std::string text;
 };
 
 using Command = std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, InfoArgs,
-                             BenchArgs, ServeArgs>;
+                             BenchArgs, ServeArgs, ChatArgs, BenchServeArgs>;
 
 /// Throws UsageError. Touches no file.
 Command parse(int argc, const char* const* argv);

@@ -13,5 +13,7 @@ int run(const TokenizeArgs& args);
 int run(const InfoArgs& args);
 int run(const BenchArgs& args);
 int run(const ServeArgs& args);
+int run(const ChatArgs& args);
+int run(const BenchServeArgs& args);
 
 }  // namespace basin::cli

@@ -1,5 +1,6 @@
 // basin serve: load a model, listen, answer until a signal comes.
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "engine/model_runner.h"
 #include "server/http.h"
 #include "server/service.h"
+#include "text/chat.h"
 
 namespace basin::cli {
 namespace {
@@ -37,6 +39,14 @@ std::string model_name(const ServeArgs& args) {
   const std::string extension = path.extension().string();
   return extension == ".gguf" || extension == ".safetensors" ? path.stem().string()
                                                              : path.filename().string();
+}
+
+// Every connection is a descriptor, and the usual limit of 1,024 is a soft one.
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 16'384);
+  setrlimit(RLIMIT_NOFILE, &limit);  // if not, connections wait in the system's queue
 }
 
 std::int64_t free_memory_bytes() {
@@ -97,6 +107,7 @@ void describe(const ServeArgs& args, const server::ModelInfo& model, const model
 int run(const ServeArgs& args) {
   const auto start = std::chrono::steady_clock::now();
   const std::string key = api_key(args);
+  raise_descriptor_limit();
 
   // The port first: that it is taken must not be found out after a minute of loading.
   server::Service* service = nullptr;
@@ -127,7 +138,15 @@ int run(const ServeArgs& args) {
   model.created = std::time(nullptr);
   model.config = &session.config();
   model.tokenizer = &session.tokenizer();
-  model.chat_template = session.loaded.chat_template;
+  std::unique_ptr<text::ChatFormat> chat;
+  try {
+    chat = text::find_chat_format(session.tokenizer(), session.loaded.chat_template,
+                                  session.config().architecture);
+  } catch (const Error& error) {  // completions are served all the same
+    model.chat_problem = error.what();
+    print_note(fmt::format("note: no chat: {}", error.what()));
+  }
+  model.chat = chat.get();
   model.defaults = args.model.stream;
   model.max_model_len = args.max_model_len.value_or(0);
   model.page_tokens = shape.page_tokens;

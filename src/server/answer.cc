@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <ctime>
 #include <random>
+#include <utility>
+
+#include "engine/text_output.h"
 
 namespace basin::server {
 namespace {
@@ -87,6 +90,14 @@ Json Answer::usage() const {
           {"kept_tokens", sum.kept_tokens}};
 }
 
+void Answer::put_usage(Json& object) const {
+  if (asked_.continuous_usage) {
+    object["usage"] = usage();
+  } else if (asked_.include_usage) {
+    object["usage"] = nullptr;
+  }
+}
+
 void Answer::take(std::size_t prompt, engine::Event&& event) {
   if (event.failure) {
     fail(api_error(event.failure->code, event.failure->message));
@@ -99,6 +110,7 @@ void Answer::take(std::size_t prompt, engine::Event&& event) {
   Choice& choice = *(found + static_cast<std::ptrdiff_t>(event.choice));
   if (!asked_.stream || keeps_text()) choice.text += event.text;
   if (!asked_.stream) {
+    absorb(choice, event);
     if (event.token) choice.tokens.push_back(*event.token);
     if (event.logprob) choice.logprobs.push_back(*event.logprob);
   }
@@ -192,7 +204,7 @@ class Completion : public Answer {
     if (event.logprob) list.add(*event.logprob);
     if (text.empty() && list.empty() && !event.finish_reason) return {};
     object["choices"] = Json::array({choice_json(choice, text, list)});
-    if (asked_.include_usage) object["usage"] = nullptr;
+    put_usage(object);
     return sse(object);
   }
 
@@ -297,15 +309,21 @@ class Chat : public Answer {
  public:
   Chat(Asked asked, std::shared_ptr<Exchange> exchange, const ModelInfo& model, RequestLog& log)
       : Answer(std::move(asked), new_id("chatcmpl"), "/v1/chat/completions", std::move(exchange), model,
-               log) {}
+               log) {
+    for (const Choice& choice : choices_) said_.emplace_back(asked_, asked_.requests[choice.prompt], model_);
+  }
 
  protected:
   std::string stream_event(Choice& choice, const engine::Event& event) override {
     std::string events;
     if (!choice.begun) events += chunk(choice, {{"role", "assistant"}, {"content", ""}}, nullptr, false);
     choice.begun = true;
-    if (!event.text.empty() || event.logprob)
-      events += chunk(choice, {{"content", event.text}}, event.logprob ? &*event.logprob : nullptr, false);
+    // The log-probability of a token goes with the first thing that it says, or alone.
+    const engine::TokenLogprob* logprob = event.logprob ? &*event.logprob : nullptr;
+    for (const text::ChatDelta& delta : said(choice).take(event)) {
+      events += chunk(choice, delta_json(said(choice), delta), std::exchange(logprob, nullptr), false);
+    }
+    if (logprob != nullptr) events += chunk(choice, Json{{"content", ""}}, logprob, false);
     if (event.finish_reason) events += chunk(choice, Json::object(), nullptr, true);
     return events;
   }
@@ -321,18 +339,20 @@ class Chat : public Answer {
     return events + Answer::stream_end();
   }
 
+  void absorb(Choice& choice, const engine::Event& event) override { said(choice).take(event); }
+
   Json body() override {
     Json object = head("chat.completion");
     object["choices"] = Json::array();
     for (const Choice& choice : choices_) {
-      Json json = {{"index", choice.index}, {"message", {{"role", "assistant"}, {"content", choice.text}}}};
+      Json json = {{"index", choice.index}, {"message", message_json(said(choice))}};
       json["logprobs"] = nullptr;
       if (asked_.logprobs) {
         Json list = Json::array();
         for (const engine::TokenLogprob& logprob : choice.logprobs) list.push_back(logprob_json(logprob));
         json["logprobs"] = {{"content", std::move(list)}};
       }
-      json["finish_reason"] = choice.finish_reason;
+      json["finish_reason"] = finish_reason(choice);
       object["choices"].push_back(std::move(json));
     }
     object["usage"] = usage();
@@ -340,6 +360,120 @@ class Chat : public Answer {
   }
 
  private:
+  // What one choice has said, thought and called.
+  class Said {
+   public:
+    Said(const Asked& asked, const engine::Request& request, const ModelInfo& model)
+        : stops_(request.stops, request.include_stop) {
+      if (!request.show_special) parser_ = model.chat->parser(asked.chat);
+    }
+
+    /// What the event adds.
+    std::vector<text::ChatDelta> take(const engine::Event& event) {
+      std::vector<text::ChatDelta> deltas;
+      if (!parser_) {  // all of it, as it is
+        if (!event.text.empty()) add(deltas, {text::ChatDelta::content, event.text});
+        return deltas;
+      }
+      if (event.token) {
+        for (text::ChatDelta& delta : parser_->push(*event.token)) put(deltas, std::move(delta));
+      }
+      if (event.finish_reason) {
+        for (text::ChatDelta& delta : parser_->finish()) put(deltas, std::move(delta));
+        put(deltas, {text::ChatDelta::content, {}}, true);
+      }
+      return deltas;
+    }
+
+    struct Call {
+      std::string id, name, arguments;
+    };
+    const std::string& content() const { return content_; }
+    const std::string& reasoning() const { return reasoning_; }
+    const std::vector<Call>& calls() const { return calls_; }
+
+   private:
+    // The engine has ended the answer at a stop string; what the client sees ends there, too.
+    void put(std::vector<text::ChatDelta>& deltas, text::ChatDelta delta, bool last = false) {
+      if (delta.kind == text::ChatDelta::content) {
+        delta.text = stops_.push(delta.text);
+        if (last) delta.text += stops_.finish();
+        if (delta.text.empty()) return;
+      }
+      add(deltas, std::move(delta));
+    }
+
+    void add(std::vector<text::ChatDelta>& deltas, text::ChatDelta delta) {
+      switch (delta.kind) {
+        case text::ChatDelta::content:
+          content_ += delta.text;
+          break;
+        case text::ChatDelta::reasoning:
+          reasoning_ += delta.text;
+          break;
+        case text::ChatDelta::tool_call:
+          calls_.push_back({new_id("call"), delta.text, {}});
+          break;
+        case text::ChatDelta::tool_arguments:
+          if (!calls_.empty()) calls_.back().arguments += delta.text;
+          break;
+      }
+      deltas.push_back(std::move(delta));
+    }
+
+    std::unique_ptr<text::ChatParser> parser_;  // null: special tokens are shown, so nothing is taken apart
+    engine::TextOutput stops_;
+    std::string content_, reasoning_;
+    std::vector<Call> calls_;
+  };
+
+  Said& said(const Choice& choice) { return said_[static_cast<std::size_t>(choice.index)]; }
+  const Said& said(const Choice& choice) const { return said_[static_cast<std::size_t>(choice.index)]; }
+
+  Json finish_reason(const Choice& choice) const {
+    const bool calls = !said(choice).calls().empty() && choice.finish_reason == std::string_view("stop");
+    return calls ? "tool_calls" : choice.finish_reason;
+  }
+
+  static Json message_json(const Said& said) {
+    Json message = {{"role", "assistant"}};
+    message["content"] = said.content().empty() && !said.calls().empty() ? Json() : Json(said.content());
+    if (!said.reasoning().empty()) message["reasoning_content"] = said.reasoning();
+    for (const auto& call : said.calls()) {
+      Json function = {{"name", call.name}, {"arguments", call.arguments}};
+      message["tool_calls"].push_back(
+          Json{{"id", call.id}, {"type", "function"}, {"function", std::move(function)}});
+    }
+    return message;
+  }
+
+  static Json delta_json(const Said& said, const text::ChatDelta& delta) {
+    Json json;
+    switch (delta.kind) {
+      case text::ChatDelta::content:
+        json["content"] = delta.text;
+        break;
+      case text::ChatDelta::reasoning:
+        json["reasoning_content"] = delta.text;
+        break;
+      case text::ChatDelta::tool_call: {
+        Json call = {{"index", delta.index},
+                     {"id", said.calls().at(static_cast<std::size_t>(delta.index)).id},
+                     {"type", "function"}};
+        call["function"] = {{"name", delta.text}, {"arguments", ""}};
+        json["tool_calls"].push_back(std::move(call));
+        break;
+      }
+      case text::ChatDelta::tool_arguments: {
+        Json call = {{"index", delta.index}};
+        call["function"]["arguments"] = delta.text;
+        json["tool_calls"].push_back(std::move(call));
+        break;
+      }
+    }
+    return json;
+  }
+
   Json head(const char* kind) const {
     return {{"id", id_}, {"object", kind}, {"created", created_}, {"model", asked_.model}};
   }
@@ -348,10 +482,10 @@ class Chat : public Answer {
     Json json = {{"index", choice.index}, {"delta", std::move(delta)}};
     json["logprobs"] = nullptr;
     if (logprob != nullptr) json["logprobs"] = {{"content", Json::array({logprob_json(*logprob)})}};
-    json["finish_reason"] = last ? Json(choice.finish_reason) : Json();
+    json["finish_reason"] = last ? finish_reason(choice) : Json();
     Json object = head("chat.completion.chunk");
     object["choices"] = Json::array({std::move(json)});
-    if (asked_.include_usage) object["usage"] = nullptr;
+    put_usage(object);
     return sse(object);
   }
 
@@ -367,6 +501,8 @@ class Chat : public Answer {
     for (const auto& [id, value] : logprob.top) json["top_logprobs"].push_back(entry(id, value));
     return json;
   }
+
+  std::vector<Said> said_;  // by choice
 };
 
 class Generate : public Answer {

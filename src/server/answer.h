@@ -58,11 +58,17 @@ class Answer {
   virtual std::string stream_event(Choice& choice, const engine::Event& event) = 0;
   virtual std::string stream_end() { return "data: [DONE]\n\n"; }
   virtual Json body() = 0;
+  /// An event of an answer that is given all at once.
+  virtual void absorb(Choice& choice, const engine::Event& event) {
+    static_cast<void>(choice), static_cast<void>(event);
+  }
   /// Whether Choice::text is needed while streaming.
   virtual bool keeps_text() const { return false; }
 
   static std::string sse(const Json& object);
   Json usage() const;  // of all choices
+  /// "usage" of an event that is not the last.
+  void put_usage(Json& object) const;
   std::string token_text(std::int32_t id) const;
 
   Asked asked_;

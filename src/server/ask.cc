@@ -3,10 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <random>
-
-#include "text/chat.h"
 
 namespace basin::server {
 namespace {
@@ -105,7 +104,9 @@ void read_stream(const Fields& fields, Asked& asked) {
   if (options == nullptr) return;
   if (!options->is_object()) fields.fail("stream_options", "must be an object");
   if (!asked.stream) fields.fail("stream_options", "is there, but stream is not true");
-  asked.include_usage = Fields(*options, "stream_options.").boolean("include_usage").value_or(false);
+  const Fields own(*options, "stream_options.");
+  asked.include_usage = own.boolean("include_usage").value_or(false);
+  asked.continuous_usage = own.boolean("continuous_usage_stats").value_or(false);
 }
 
 void read_model(const Fields& fields, const ModelInfo& model, Asked& asked) {
@@ -198,26 +199,83 @@ std::string content_text(const json& content, const Fields& fields) {
   return text;
 }
 
+text::ToolCall read_tool_call(const json& entry, const Fields& fields) {
+  const json function = entry.is_object() ? entry.value("function", json()) : json();
+  const bool complete = function.is_object() && function.value("name", json()).is_string() &&
+                        function.value("arguments", json()).is_string();
+  if (!complete) fields.fail("messages", "has a tool call without function.name and function.arguments");
+  const json id = entry.value("id", json());
+  return {id.is_string() ? id.get<std::string>() : "", function["name"].get<std::string>(),
+          function["arguments"].get<std::string>()};
+}
+
+text::Message read_message(const json& entry, const Fields& fields) {
+  if (!entry.is_object()) fields.fail("messages", "has an entry that is not an object");
+  const json role = entry.value("role", json());
+  text::Message message;
+  if (role.is_string()) message.role = role.get<std::string>();
+  constexpr std::array<std::string_view, 5> kRoles = {"system", "developer", "user", "assistant", "tool"};
+  if (std::ranges::find(kRoles, message.role) == kRoles.end())
+    fields.fail("messages", fmt::format("has a role other than {}", fmt::join(kRoles, ", ")));
+  const bool assistant = message.role == "assistant";
+  const json content = entry.value("content", json());
+  if (content.is_null() && !assistant) fields.fail("messages", "has a message without content");
+  if (!content.is_null()) message.content = content_text(content, fields);
+  const Fields own(entry, "messages.");
+  if (assistant) {
+    message.reasoning = own.string("reasoning_content").value_or("");
+    if (const json* calls = own.get("tool_calls")) {
+      if (!calls->is_array()) fields.fail("messages", "has tool_calls that are no list");
+      for (const json& call : *calls) message.tool_calls.push_back(read_tool_call(call, fields));
+    }
+  }
+  if (message.role == "tool") message.tool_call_id = own.string("tool_call_id").value_or("");
+  return message;
+}
+
 std::vector<text::Message> read_messages(const Fields& fields) {
   const json* list = fields.get("messages");
   if (list == nullptr || !list->is_array() || list->empty())
     fields.fail("messages", "must be a list of at least one message");
   std::vector<text::Message> messages;
-  for (const json& entry : *list) {
-    if (!entry.is_object()) fields.fail("messages", "has an entry that is not an object");
-    const json role = entry.value("role", json());
-    if (role != "system" && role != "developer" && role != "user" && role != "assistant")
-      fields.fail("messages", "has a role other than system, developer, user and assistant");
-    if (entry.contains("tool_calls") && !entry["tool_calls"].empty())
-      fields.fail("messages", "has tool_calls, which are not supported here");
-    text::Message message;
-    message.role = role == "developer" ? "system" : role.get<std::string>();
-    const json content = entry.value("content", json());
-    if (content.is_null() && role != "assistant") fields.fail("messages", "has a message without content");
-    if (!content.is_null()) message.content = content_text(content, fields);
-    messages.push_back(std::move(message));
-  }
+  for (const json& entry : *list) messages.push_back(read_message(entry, fields));
   return messages;
+}
+
+// How the conversation is written: tools, and how much the model thinks.
+text::ChatOptions read_chat_options(const Fields& fields, const nlohmann::ordered_json& tools,
+                                    const ModelInfo& model) {
+  text::ChatOptions options;
+  fields.refuse("functions", {json::array()});
+  fields.refuse("function_call", {"none", "auto"});
+  fields.refuse("parallel_tool_calls", {true});
+  fields.refuse("tool_choice", {"none", "auto"});
+  fields.refuse("chat_template", {""});
+  fields.refuse("continue_final_message", {false});
+  fields.refuse("add_generation_prompt", {true});
+  if (!tools.is_null() && !tools.is_array()) fields.fail("tools", "must be a list");
+  if (fields.string("tool_choice").value_or("auto") == "auto") {
+    for (const auto& tool : tools) options.tools.push_back(tool.dump());
+  }
+  if (const auto effort = fields.string("reasoning_effort")) {
+    const bool known = *effort == "low" || *effort == "medium" || *effort == "high";
+    if (*effort == "none") {
+      options.thinking = false;
+    } else if (!known || model.chat->name() != "harmony") {
+      fields.fail("reasoning_effort",
+                  fmt::format("is '{}', which this model does not know", effort->substr(0, 40)));
+    }
+    options.reasoning_effort = known ? *effort : "";
+  }
+  if (const json* kwargs = fields.get("chat_template_kwargs")) {
+    if (!kwargs->is_object()) fields.fail("chat_template_kwargs", "must be an object");
+    const Fields own(*kwargs, "chat_template_kwargs.");
+    for (const auto& [key, value] : kwargs->items()) {
+      if (key != "enable_thinking") own.refuse(key.c_str());
+    }
+    options.thinking = own.boolean("enable_thinking").value_or(options.thinking);
+  }
+  return options;
 }
 
 }  // namespace
@@ -290,21 +348,13 @@ Asked ask_completion(const json& body, const ModelInfo& model) {
   return asked;
 }
 
-Asked ask_chat(const json& body, const ModelInfo& model) {
+Asked ask_chat(const json& body, const nlohmann::ordered_json& tools, const ModelInfo& model) {
   const Fields fields(body);
+  if (model.chat == nullptr) throw ApiError(400, model.chat_problem, "messages");
   Asked asked;
   read_model(fields, model, asked);
   read_stream(fields, asked);
   engine::Request request = read_common(fields, model);
-  fields.refuse("tools", {json::array()});
-  fields.refuse("functions", {json::array()});
-  fields.refuse("tool_choice", {"none", "auto"});
-  fields.refuse("function_call", {"none", "auto"});
-  fields.refuse("reasoning_effort", {"none"});
-  fields.refuse("chat_template", {""});
-  fields.refuse("chat_template_kwargs", {json::object()});
-  fields.refuse("continue_final_message", {false});
-  fields.refuse("add_generation_prompt", {true});
   const auto top_logprobs = fields.integer("top_logprobs", 0, kMostLogprobs);
   if (fields.boolean("logprobs").value_or(false)) {
     asked.logprobs = request.logprobs = top_logprobs.value_or(0);
@@ -312,11 +362,13 @@ Asked ask_chat(const json& body, const ModelInfo& model) {
     fields.fail("top_logprobs", "is there, but logprobs is not true");
   }
   check_sampling(request, model);
+  asked.chat = read_chat_options(fields, tools, model);
+  const std::vector<text::Message> messages = read_messages(fields);
   try {
-    request.prompt = text::find_chat_format(*model.tokenizer, model.chat_template, model.config->architecture)
-                         ->render(read_messages(fields), {});
+    request.prompt = model.chat->render(messages, asked.chat);
   } catch (const Error& error) {
-    throw ApiError(400, error.what(), "messages");
+    if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::unsupported) throw;
+    throw ApiError(400, error.what(), asked.chat.tools.empty() ? "messages" : "tools");
   }
   const bool newer = fields.get("max_completion_tokens") != nullptr;
   const char* field = newer ? "max_completion_tokens" : "max_tokens";

@@ -15,7 +15,8 @@ namespace basin::server {
 struct Asked {
   std::vector<engine::Request> requests;  // one for each prompt; on_event is not set
   std::string model;                      // to be named in the answer
-  bool stream = false, include_usage = false;
+  bool stream = false, include_usage = false, continuous_usage = false;
+  text::ChatOptions chat;  // how the messages were written, and so the answer
   bool echo = false;
   bool list = false;                     // the prompts were a list, and so is the answer
   std::optional<std::int64_t> logprobs;  // alternatives to show
@@ -23,7 +24,8 @@ struct Asked {
 
 /// Throw ApiError. Unknown fields are ignored; fields that mean something and are not supported are refused by name.
 Asked ask_completion(const nlohmann::json& body, const ModelInfo& model);
-Asked ask_chat(const nlohmann::json& body, const ModelInfo& model);
+/// `tools` in the order in which they and their keys were sent; null when there are none.
+Asked ask_chat(const nlohmann::json& body, const nlohmann::ordered_json& tools, const ModelInfo& model);
 /// The form of SGLang's /generate.
 Asked ask_generate(const nlohmann::json& body, const ModelInfo& model);
 

@@ -22,6 +22,18 @@ json parse_object(const std::string& body) {
   return object;
 }
 
+nlohmann::ordered_json parse_ordered(const std::string& body) {
+  constexpr std::size_t kMostKeys = 4096;  // looking one up takes as long as there are keys
+  std::size_t keys = 0;
+  const json::parser_callback_t count = [&](int, json::parse_event_t event, json&) {
+    keys += event == json::parse_event_t::key;
+    return keys <= kMostKeys;
+  };
+  [[maybe_unused]] const json counted = json::parse(body, count, false);
+  if (keys > kMostKeys) throw ApiError(400, fmt::format("the body has more than {} keys", kMostKeys));
+  return nlohmann::ordered_json::parse(body);
+}
+
 void Fields::fail(const char* name, const std::string& what) const {
   throw ApiError(400, fmt::format("{}{} {}", prefix_, name, what), prefix_ + name);
 }

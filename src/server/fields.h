@@ -14,6 +14,9 @@ namespace basin::server {
 
 /// `body` as a JSON object. Throws ApiError(400).
 nlohmann::json parse_object(const std::string& body);
+/// The same of a body that parse_object() took, with keys in the order in which they were sent. Throws ApiError(400) when there
+/// are so many that an ordered object would take its time.
+nlohmann::ordered_json parse_ordered(const std::string& body);
 
 class Fields {
  public:

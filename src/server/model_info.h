@@ -6,6 +6,7 @@
 
 #include "engine/stream.h"
 #include "models/model.h"
+#include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace basin::server {
@@ -16,7 +17,8 @@ struct ModelInfo {
   std::int64_t created = 0;  // Unix time, for /v1/models
   const models::ModelConfig* config = nullptr;
   const text::Tokenizer* tokenizer = nullptr;
-  std::string chat_template;       // may be empty
+  const text::ChatFormat* chat = nullptr;  // null: the model's is not known, and `chat_problem` says why
+  std::string chat_problem;
   engine::StreamOptions defaults;  // sink_tokens, window and positions of requests that do not say
   std::int64_t max_model_len =
       0;  // most tokens of a request and its answer; 0: the context, and with a window no limit

@@ -11,13 +11,14 @@
 #include "engine/model_runner.h"
 #include "server/answer.h"
 #include "server/metrics_text.h"
+#include "server/page.h"
 
 namespace basin::server {
 namespace {
 
-constexpr std::array<std::string_view, 9> kGets = {"/health",         "/ready",           "/v1/models",
-                                                   "/metrics",        "/tokenizer_info",  "/version",
-                                                   "/get_model_info", "/get_server_info", "/v1/models/"};
+constexpr std::array<std::string_view, 10> kGets = {
+    "/",        "/health",         "/ready",           "/v1/models", "/metrics", "/tokenizer_info",
+    "/version", "/get_model_info", "/get_server_info", "/v1/models/"};
 constexpr std::array<std::string_view, 6> kPosts = {
     "/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/flush_cache"};
 
@@ -182,6 +183,17 @@ void Service::handle(const HttpRequest& request, const std::shared_ptr<Exchange>
 }
 
 HttpResponse Service::get(const std::string& path) {
+  if (path == "/") {
+    HttpResponse response;
+    response.content_type = "text/html; charset=utf-8";
+    response.body = kPage;
+    // It loads nothing and talks to this server alone.
+    response.headers.emplace_back(
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'");
+    return response;
+  }
   if (path == "/health") return json_response({{"status", "ok"}});
   if (path == "/ready") {
     if (draining_) throw ApiError(503, "the server is about to end");
@@ -235,7 +247,9 @@ void Service::generate(const HttpRequest& request, const std::shared_ptr<Exchang
   if (draining_) throw ApiError(503, "the server is about to end");
   const nlohmann::json body = parse_object(request.body);
   const bool chat = request.path == "/v1/chat/completions", generate = request.path == "/generate";
-  Asked asked = chat       ? ask_chat(body, model_)
+  nlohmann::ordered_json tools;
+  if (chat && body.contains("tools")) tools = parse_ordered(request.body)["tools"];
+  Asked asked = chat       ? ask_chat(body, tools, model_)
                 : generate ? ask_generate(body, model_)
                            : ask_completion(body, model_);
   const std::shared_ptr<Answer> answer =

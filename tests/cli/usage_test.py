@@ -22,7 +22,7 @@ class Usage(CliTest):
         for command in COMMANDS:
             self.assertIn(f"\n  {command} ", text)
             self.assertIn("Usage: basin " + command, self.ok(command, "--help").stdout.decode())
-        for later in ("convert", "chat", "probe"):
+        for later in ("convert", "probe"):
             self.assertNotIn(f"\n  {later} ", text)
 
     def test_version(self):
@@ -43,9 +43,11 @@ class Usage(CliTest):
         self.refused(2, "'' is not a command", "")
 
     def test_later_commands_by_name(self):
-        for command in ("convert", "chat", "probe"):
+        for command in ("convert", "probe"):
             self.refused(2, f"'{command}' is not in this build", command, "x")
-        self.refused(2, "'bench serve' is not in this build", "bench", "serve", "--url", "http://localhost")
+        self.refused(2, "--url is missing", "bench", "serve")
+        self.refused(2, "must begin with http://", "bench", "serve", "--url", "localhost:8000")
+        self.refused(2, "--sink-tokens without --window", "bench", "serve", "--url", "http://localhost", "--sink-tokens", "4")
 
     def test_unknown_flag(self):
         for command, needs in RUNS.items():

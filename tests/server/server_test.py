@@ -236,7 +236,8 @@ class Refusals(ServerTest):
         for messages in (None, [], {}, [5], [{"role": "robot", "content": "x"}], [{"role": "user"}], [{"role": "user", "content": 5}],
                          [{"role": "user", "content": [{"type": "image_url"}]}]):
             self.refused(400, "messages", CHAT, {"messages": messages})
-        for name, value in (("tools", [{}]), ("response_format", {"type": "json_schema"}), ("top_logprobs", 3), ("audio", {})):
+        for name, value in (("tools", [{}]), ("tools", 5), ("tool_choice", "required"), ("reasoning_effort", "high"), ("chat_template_kwargs", 3),
+                            ("parallel_tool_calls", False), ("response_format", {"type": "json_schema"}), ("top_logprobs", 3), ("audio", {})):
             self.refused(400, name, CHAT, {"messages": [{"role": "user", "content": "x"}], name: value})
         # What is unknown is ignored, and what asks for nothing is no reason to refuse.
         self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 1, "user": "me", "unheard_of": 1, "suffix": None, "best_of": 1})
