@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "basin/base/error.h"
 #include "ops/cpu/kernel.h"
@@ -34,6 +35,26 @@ void silu_multiply(const float* gate, const float* up, float* y, std::int64_t to
   // Runs are multiples of the lane count, so where a run ends does not change a value.
   for_runs(tokens * width, kFloatsPerTask, pool, [&](std::int64_t begin, std::int64_t end) {
     cpu::kernel().silu_multiply(gate + begin, up + begin, y + begin, end - begin);
+  });
+}
+
+void gelu_multiply(const float* gate, const float* up, float* y, std::int64_t tokens, std::int64_t width,
+                   ThreadPool& pool) {
+  for_runs(tokens * width, kFloatsPerTask, pool, [&](std::int64_t begin, std::int64_t end) {
+    cpu::kernel().gelu_multiply(gate + begin, up + begin, y + begin, end - begin);
+  });
+}
+
+void swiglu_clamped(const float* gate, const float* up, float limit, float* y, std::int64_t tokens,
+                    std::int64_t width, ThreadPool& pool) {
+  for_runs(tokens * width, kFloatsPerTask, pool, [&](std::int64_t begin, std::int64_t end) {
+    cpu::kernel().swiglu_clamped(gate + begin, up + begin, limit, y + begin, end - begin);
+  });
+}
+
+void softcap(float* x, float cap, std::int64_t count, ThreadPool& pool) {
+  for_runs(count, kFloatsPerTask, pool, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) x[i] = cap * std::tanh(x[i] / cap);
   });
 }
 

@@ -16,6 +16,17 @@ void rms_norm(const float* x, std::int64_t x_stride, const float* weight /*[widt
 void silu_multiply(const float* gate, const float* up, float* y, std::int64_t tokens, std::int64_t width,
                    ThreadPool& pool);
 
+/// y = gelu(gate) * up, as above, with gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+void gelu_multiply(const float* gate, const float* up, float* y, std::int64_t tokens, std::int64_t width,
+                   ThreadPool& pool);
+
+/// y = g sigmoid(1.702 g) (u + 1), as above, with g = min(gate, limit) and u = up limited to [-limit, limit].
+void swiglu_clamped(const float* gate, const float* up, float limit, float* y, std::int64_t tokens,
+                    std::int64_t width, ThreadPool& pool);
+
+/// x = cap tanh(x / cap) over `count` elements.
+void softcap(float* x, float cap, std::int64_t count, ThreadPool& pool);
+
 /// x += y over `count` elements.
 void add(float* x, const float* y, std::int64_t count, ThreadPool& pool);
 

@@ -21,6 +21,10 @@ void check(const RopeConfig& c) {
   // With a theta of 1 all pairs turn alike, and yarn divides by its logarithm.
   if (!(c.theta > 1) || !std::isfinite(c.theta))
     refuse(fmt::format("rope theta is {}; it must be above 1", c.theta));
+  if (!c.divisors.empty() && c.divisors.size() != static_cast<std::size_t>(c.rotary_dim / 2))
+    refuse(fmt::format("{} rope divisors for {} pairs", c.divisors.size(), c.rotary_dim / 2));
+  if (!c.divisors.empty() && c.type != RopeType::standard && c.type != RopeType::linear)
+    refuse("rope divisors beside a rope type that scales frequencies unevenly itself");
   if (c.type == RopeType::standard) return;
   if (!(c.factor >= 1) || !std::isfinite(c.factor))
     refuse(fmt::format("rope factor is {}; it must be 1 or more", c.factor));
@@ -159,6 +163,8 @@ Rope::Rope(const RopeConfig& config, RopeLayout layout) : rotary_dim_(config.rot
       }
       break;
   }
+  for (std::size_t i = 0; i < config.divisors.size(); ++i)
+    frequencies_[i] /= static_cast<double>(config.divisors[i]);
   // Whatever the formulas above were given: no pair turns backwards, stands still or overtakes plain RoPE's first.
   for (std::size_t i = 0; i < frequencies_.size(); ++i) {
     if (!(frequencies_[i] > 0 && frequencies_[i] <= 1)) {

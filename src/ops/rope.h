@@ -33,6 +33,8 @@ struct RopeConfig {
   double attention_factor = 0.0;  // 0 = 0.1 ln(factor) + 1 (with mscale / mscale_all_dim as in transformers)
   double mscale = 0.0;
   double mscale_all_dim = 0.0;
+  // standard, linear: what each pair's frequency is divided by beside all else; [rotary_dim / 2], or empty
+  std::vector<float> divisors;
 };
 
 /// Cosines and sines of some positions, times the attention factor. Computed once and used by every layer of a pass.

@@ -60,6 +60,56 @@ TEST_F(Elementwise, SiluMultiply) {
   }
 }
 
+TEST_F(Elementwise, GeluMultiply) {
+  ThreadPool pool(2);
+  auto gate = random_floats(3 * 37, 3, 4.0f);
+  gate[0] = -100.0f;
+  gate[1] = 100.0f;
+  gate[2] = 0.0f;
+  const auto up = random_floats(3 * 37, 4);
+  std::vector<float> y(gate.size());
+  gelu_multiply(gate.data(), up.data(), y.data(), 3, 37, pool);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double g = static_cast<double>(gate[i]);
+    const double inner = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
+    const double exact = g / (1 + std::exp(-2 * inner)) * static_cast<double>(up[i]);
+    // The exponent's rounding error grows with it.
+    EXPECT_NEAR(static_cast<double>(y[i]), exact, 1e-6 * (1 + std::fabs(inner)) * std::fabs(exact) + 1e-38)
+        << gate[i];
+  }
+}
+
+TEST_F(Elementwise, SwigluClamped) {
+  ThreadPool pool(2);
+  auto gate = random_floats(3 * 37, 3, 8.0f), up = random_floats(3 * 37, 4, 8.0f);
+  gate[0] = -200.0f;
+  up[1] = std::nanf("");
+  gate[2] = std::nanf("");
+  for (const float limit : {7.0f, 0.5f}) {
+    std::vector<float> y(gate.size());
+    swiglu_clamped(gate.data(), up.data(), limit, y.data(), 3, 37, pool);
+    EXPECT_TRUE(std::isnan(y[1]) && std::isnan(y[2]));
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      if (i == 1 || i == 2) continue;
+      const auto bound = static_cast<double>(limit);
+      const double g = std::min(static_cast<double>(gate[i]), bound);
+      const double u = std::clamp(static_cast<double>(up[i]), -bound, bound);
+      const double exact = g / (1 + std::exp(-1.702 * g)) * (u + 1);
+      EXPECT_NEAR(static_cast<double>(y[i]), exact, 2e-5 * std::fabs(exact) + 1e-38)
+          << gate[i] << " " << up[i];
+    }
+  }
+}
+
+TEST_F(Elementwise, Softcap) {
+  ThreadPool pool(2);
+  auto x = random_floats(40001, 5, 30.0f);
+  const auto before = x;
+  softcap(x.data(), 10.0f, 40001, pool);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    ASSERT_NEAR(static_cast<double>(x[i]), 10 * std::tanh(static_cast<double>(before[i]) / 10), 1e-5);
+}
+
 TEST_F(Elementwise, Add) {
   ThreadPool pool(2);
   auto x = random_floats(50001, 5);

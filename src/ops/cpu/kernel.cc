@@ -133,20 +133,55 @@ void rms_norm(const float* x, const float* weight, float eps, float* y, std::int
                   BASIN_LAMBDA { put(mul(mul(get(x + k), inverse), get(weight + k)), y + k); });
 }
 
-// x sigmoid(x), with exp of a negative number only.
-BASIN_INLINE F16 silu(const F16& x) {
+// x sigmoid(z), with exp of a negative number only.
+BASIN_INLINE F16 times_sigmoid(const F16& x, const F16& z) {
   return make([&](auto i) BASIN_LAMBDA {
     const D d;
     const V one = hn::Set(d, 1.0f);
-    const V t = exp2(hn::Mul(hn::Abs(x.part[i]), hn::Set(d, -kLog2E)));
-    const V numerator = hn::IfThenElse(hn::Lt(x.part[i], hn::Zero(d)), t, one);
+    const V t = exp2(hn::Mul(hn::Abs(z.part[i]), hn::Set(d, -kLog2E)));
+    const V numerator = hn::IfThenElse(hn::Lt(z.part[i], hn::Zero(d)), t, one);
     return hn::Mul(x.part[i], hn::Div(numerator, hn::Add(one, t)));
   });
 }
 
 void silu_multiply(const float* gate, const float* up, float* y, std::int64_t count) {
-  each(count, [&](std::int64_t k, auto get, auto put)
-                  BASIN_LAMBDA { put(mul(silu(get(gate + k)), get(up + k)), y + k); });
+  each(count, [&](std::int64_t k, auto get, auto put) BASIN_LAMBDA {
+    const F16 x = get(gate + k);
+    put(mul(times_sigmoid(x, x), get(up + k)), y + k);
+  });
+}
+
+// (1 + tanh(z)) / 2 = sigmoid(2 z), so gelu needs no tanh.
+void gelu_multiply(const float* gate, const float* up, float* y, std::int64_t count) {
+  constexpr float kTwoRootTwoOverPi = 1.59576912f;
+  each(count, [&](std::int64_t k, auto get, auto put) BASIN_LAMBDA {
+    const F16 x = get(gate + k);
+    const F16 inner = mul(x, fma(mul(x, x), set(0.044715f), set(1.0f)));
+    put(mul(times_sigmoid(x, mul(inner, set(kTwoRootTwoOverPi))), get(up + k)), y + k);
+  });
+}
+
+// At most `limit`; NaN stays NaN.
+BASIN_INLINE F16 at_most(const F16& x, float limit) {
+  return make([&](auto i) BASIN_LAMBDA {
+    const V bound = hn::Set(D(), limit);
+    return hn::IfThenElse(hn::Gt(x.part[i], bound), bound, x.part[i]);
+  });
+}
+
+BASIN_INLINE F16 at_least(const F16& x, float limit) {
+  return make([&](auto i) BASIN_LAMBDA {
+    const V bound = hn::Set(D(), limit);
+    return hn::IfThenElse(hn::Lt(x.part[i], bound), bound, x.part[i]);
+  });
+}
+
+void swiglu_clamped(const float* gate, const float* up, float limit, float* y, std::int64_t count) {
+  each(count, [&](std::int64_t k, auto get, auto put) BASIN_LAMBDA {
+    const F16 g = at_most(get(gate + k), limit);
+    const F16 u = at_least(at_most(get(up + k), limit), -limit);
+    put(mul(times_sigmoid(g, mul(g, set(1.702f))), add(u, set(1.0f))), y + k);
+  });
 }
 
 void add_to(float* x, const float* y, std::int64_t count) {
@@ -187,7 +222,8 @@ Kernel kernel(basin::BASIN_TARGET::Target) {
 #else
   constexpr bool kBf16Dots = false;
 #endif
-  return {kBf16Dots, prepare, panel, widen, rms_norm, silu_multiply, add_to, log_sum_exp};
+  return {kBf16Dots,     prepare,       panel,          widen,  rms_norm,
+          silu_multiply, gelu_multiply, swiglu_clamped, add_to, log_sum_exp};
 }
 
 }  // namespace basin::ops::cpu

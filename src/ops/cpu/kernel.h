@@ -73,6 +73,8 @@ struct Kernel {
 
   void (*rms_norm)(const float* x, const float* weight, float eps, float* y, std::int64_t width);
   void (*silu_multiply)(const float* gate, const float* up, float* y, std::int64_t count);
+  void (*gelu_multiply)(const float* gate, const float* up, float* y, std::int64_t count);
+  void (*swiglu_clamped)(const float* gate, const float* up, float limit, float* y, std::int64_t count);
   void (*add)(float* x, const float* y, std::int64_t count);
 
   /// log(sum exp(x - max)) + max over `count` floats, sums of 1024 in float lanes, those in double.

@@ -1,0 +1,28 @@
+// Mixture of experts: which experts a token goes to, and what becomes of their answers. Each token by itself, in a fixed
+// order, so that batching never changes one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "basin/base/thread_pool.h"
+
+namespace basin::ops {
+
+/// Where tokens go: for each its `chosen` experts and their weights, which add up to 1.
+struct Routing {
+  std::int64_t tokens = 0, chosen = 0;
+  std::vector<std::int32_t> expert;  // [tokens, chosen]
+  std::vector<float> weight;         // [tokens, chosen]
+};
+
+/// The experts with the largest logits, largest first and of equals the lower number first; weights are the softmax of
+/// their logits alone. Throws Error(internal) when a logit is not finite: nobody can say where such a token goes.
+void route(const float* logits /*[tokens, experts]*/, std::int64_t tokens, std::int64_t experts,
+           std::int64_t chosen, Routing& routing);
+
+/// y[t, :] = sum over the token's experts, in their order, of weight times answer.
+void weigh(const Routing& routing, const float* answers /*[tokens, chosen, width]*/, std::int64_t width,
+           float* y /*[tokens, width]*/, ThreadPool& pool);
+
+}  // namespace basin::ops
