@@ -14,8 +14,10 @@ std::int64_t visible_keys(const models::LayerAttention& layer, const engine::Str
 
 double pass_flops(const models::ModelConfig& config, const engine::StreamOptions& options, std::int64_t first,
                   std::int64_t tokens, std::int64_t logits_rows) {
+  const std::int64_t mlps = config.experts > 0 ? config.chosen_experts : 1;
   const std::int64_t layer_weights = config.hidden * config.d_head * (2 * config.h_q + 2 * config.h_kv) +
-                                     3 * config.hidden * config.intermediate;
+                                     config.hidden * config.experts +
+                                     mlps * 3 * config.hidden * config.intermediate;
   const auto layers = static_cast<std::int64_t>(config.layers.size());
   double flops = 2.0 * static_cast<double>(layer_weights) * static_cast<double>(layers * tokens);
   flops += 2.0 * static_cast<double>(config.hidden * config.vocabulary) * static_cast<double>(logits_rows);
@@ -29,12 +31,12 @@ double pass_flops(const models::ModelConfig& config, const engine::StreamOptions
 
 double pass_weight_bytes(const models::Model& model) {
   const models::ModelConfig& config = model.config();
-  const auto bytes = static_cast<double>(model.weight_bytes());
-  if (config.tied_embeddings) return bytes;
-  // The table's own dtype is not part of the interface; its share of the parameters is close.
-  const double share =
-      static_cast<double>(config.hidden * config.vocabulary) / static_cast<double>(model.parameters());
-  return bytes * (1.0 - share);
+  std::int64_t unread = (config.experts - config.chosen_experts) * 3 * config.hidden * config.intermediate *
+                        static_cast<std::int64_t>(config.layers.size());
+  if (!config.tied_embeddings) unread += config.hidden * config.vocabulary;
+  // The dtypes of single tensors are not part of the interface; their share of the parameters is close.
+  const double share = static_cast<double>(unread) / static_cast<double>(model.parameters());
+  return static_cast<double>(model.weight_bytes()) * (1.0 - share);
 }
 
 }  // namespace basin::cli

@@ -103,6 +103,8 @@ int describe_model(const std::string& path, bool json) {
   text += fmt::format("context       {} tokens\n", config.context);
   text += fmt::format("layers        {}\n", describe_layers(config.layers));
   text += fmt::format("hidden        {}, feed-forward {}\n", config.hidden, config.intermediate);
+  if (config.experts > 0)
+    text += fmt::format("experts       {}, {} for each token\n", config.experts, config.chosen_experts);
   text +=
       fmt::format("heads         {} query, {} key-value, size {}\n", config.h_q, config.h_kv, config.d_head);
   text += fmt::format("vocabulary    {}{}\n", config.vocabulary,

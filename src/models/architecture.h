@@ -1,20 +1,45 @@
 // What tells one decoder-only architecture from another. A model file fills one of these; load.cc lists them.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
+#include <span>
 
+#include "models/gguf_reader.h"
+#include "models/json_reader.h"
 #include "models/model.h"
+#include "models/tensor_names.h"
 
 namespace basin::models {
 
 struct Architecture {
-  const char* name;  // Hugging Face's model_type and GGUF's general.architecture
-  bool qk_norm;      // RMS norm over each query and key head before rotation
-  ops::RopeLayout gguf_rope_layout;
-  /// Refuses what this architecture's config.json may ask for and Basin does not have. Throws Error(unsupported).
-  void (*check_config)(const nlohmann::json& config);
+  const char* name;       // model_type of config.json, and what users see
+  const char* gguf_name;  // general.architecture of a GGUF file
+  TensorNames (*hugging_face_names)();
+  TensorNames (*gguf_names)();
+
+  bool qk_norm = false;         // RMS norm over each query and key head before rotation
+  bool attention_bias = false;  // of all four projections
+  bool post_norms = false;      // over what attention and feed-forward add
+  bool sink_logits = false;     // in every layer
+  bool local_rope = false;      // layers with a window have a RoPE of their own
+  bool tied_by_default = false;
+  float norm_offset = 0.0f;  // safetensors hold norm weights without it; GGUF files hold the sum
+  Activation activation = Activation::silu;
+  double rope_theta = 10000.0;  // where config.json names none
+  std::int64_t full_every =
+      0;  // without a list of layer types, each so many layers one has full attention, the last; the
+          // others have a window. 0 = all do, and no window is known.
+  ops::RopeLayout gguf_rope_layout = ops::RopeLayout::half;
+
+  std::span<const char* const> own_keys =
+      {};  // of config.json, refused where they are not an architecture's own
+  /// Reads what no other architecture has, after everything else; refuses what the architecture may ask for and Basin
+  /// does not have. Throws Error(corrupt | unsupported).
+  void (*read_json)(const JsonReader& in, ModelConfig& config);
+  void (*read_gguf)(GgufReader& in, ModelConfig& config);
 };
 
+extern const Architecture kGemma3;
+extern const Architecture kGptOss;
 extern const Architecture kLlama;
 extern const Architecture kQwen3;
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "kv/sequence_cache.h"
 #include "models/pass.h"
@@ -16,7 +15,8 @@ bool has_sink_positions(const Chunk& chunk) {
 }
 
 // Keys and values of the step go to the chunk's pages; then its queries, rows `first` and on, read what they see there.
-attention::Ran attend_chunk(Pass& pass, const Chunk& chunk, std::int64_t layer, std::int64_t first) {
+attention::Ran attend_chunk(Pass& pass, const AttentionWeights& weights, const Chunk& chunk,
+                            std::int64_t layer, std::int64_t first) {
   const ModelConfig& c = pass.config;
   const auto tokens = static_cast<std::int64_t>(chunk.tokens.size());
   const auto [cache, index] = chunk.cache->layer(layer);
@@ -34,13 +34,15 @@ attention::Ran attend_chunk(Pass& pass, const Chunk& chunk, std::int64_t layer, 
   sequence.pages = cache->pages();
   attention::Forward problem;
   problem.spec.mask = cache->mask();
-  problem.spec.scale = 1.0 / std::sqrt(static_cast<double>(c.d_head));
+  problem.spec.scale = c.attention_scale;
+  problem.spec.softcap = c.attention_softcap;
   problem.sequences = {&sequence, 1};
   problem.q = queries(pass.work.q_rotated);
   if (cache->policy().sink_tokens > 0 && has_sink_positions(chunk))
     problem.q_sink = queries(pass.work.q_sink_rotated);
   problem.k = cache->keys(index);
   problem.v = cache->values(index);
+  if (!weights.sink_logit.empty()) problem.sink_logit = weights.sink_logit.data();
   void* out = pass.work.attended.data() + q_offset;
   problem.out = contiguous(out, DType::f32, {tokens, c.h_q, c.d_head});
   PassObserver* const observer = pass.options.observer;
@@ -55,7 +57,7 @@ attention::Ran attend_chunk(Pass& pass, const Chunk& chunk, std::int64_t layer, 
 
 }  // namespace
 
-Rotations rotations(std::span<const Chunk> chunks, const ops::Rope& rope) {
+Rotation make_rotation(std::span<const Chunk> chunks, const ops::Rope& rope) {
   std::vector<std::int64_t> logical, sink;
   bool differ = false;
   for (const Chunk& chunk : chunks) {
@@ -68,10 +70,7 @@ Rotations rotations(std::span<const Chunk> chunks, const ops::Rope& rope) {
     }
     differ = differ || clamp;
   }
-  Rotations result;
-  result.logical = rope.table(logical);
-  if (differ) result.sink = rope.table(sink);
-  return result;
+  return {&rope, rope.table(logical), differ ? rope.table(sink) : ops::RopeTable{}};
 }
 
 attention::Ran attend(Pass& pass, const AttentionWeights& weights, std::int64_t layer) {
@@ -85,37 +84,39 @@ attention::Ran attend(Pass& pass, const AttentionWeights& weights, std::int64_t 
   const auto eps = static_cast<float>(c.rms_norm_eps);
   ops::rms_norm(work.x.data(), c.hidden, weights.norm.data(), eps, normed, c.hidden, rows, c.hidden,
                 pass.pool);
-  const ops::LinearOutput products[] = {{&weights.q, nullptr, q, q_width},
-                                        {&weights.k, nullptr, k, kv_width},
-                                        {&weights.v, nullptr, v, kv_width}};
+  const ops::LinearOutput products[] = {weights.q.into(q), weights.k.into(k), weights.v.into(v)};
   ops::linear(normed, c.hidden, rows, products, pass.options.compute, pass.pool);
   if (!weights.q_norm.empty()) {
     ops::rms_norm(q, c.d_head, weights.q_norm.data(), eps, q, c.d_head, rows * c.h_q, c.d_head, pass.pool);
     ops::rms_norm(k, c.d_head, weights.k_norm.data(), eps, k, c.d_head, rows * c.h_kv, c.d_head, pass.pool);
   }
 
+  const bool is_local = c.layers[static_cast<std::size_t>(layer)].window > 0;
+  const Rotation& rotation = is_local && pass.local_rotation ? *pass.local_rotation : pass.rotation;
   const DType dtype = pass.chunks.front().cache->dtype();
   const auto view = [&](auto* data, DType type, std::int64_t heads) {
     return contiguous(data, type, {rows, heads, c.d_head});
   };
   const auto rotate_q = [&](const ops::RopeTable& table, std::vector<std::byte>& to) {
     void* rotated = Workspace::bytes(to, rows * q_width * block_bytes(dtype));
-    pass.rope.rotate(view(static_cast<const void*>(q), DType::f32, c.h_q), table, view(rotated, dtype, c.h_q),
-                     pass.pool);
+    rotation.rope->rotate(view(static_cast<const void*>(q), DType::f32, c.h_q), table,
+                          view(rotated, dtype, c.h_q), pass.pool);
   };
-  rotate_q(pass.rotations.logical, work.q_rotated);
-  if (pass.rotations.sink.tokens > 0) rotate_q(pass.rotations.sink, work.q_sink_rotated);
-  pass.rope.rotate(view(static_cast<const void*>(k), DType::f32, c.h_kv), pass.rotations.logical,
-                   view(static_cast<void*>(k), DType::f32, c.h_kv), pass.pool);
+  rotate_q(rotation.logical, work.q_rotated);
+  if (!is_local && rotation.sink.tokens > 0) rotate_q(rotation.sink, work.q_sink_rotated);
+  rotation.rope->rotate(view(static_cast<const void*>(k), DType::f32, c.h_kv), rotation.logical,
+                        view(static_cast<void*>(k), DType::f32, c.h_kv), pass.pool);
 
   const float* attended = Workspace::floats(work.attended, rows * q_width);
   attention::Ran ran{};
   std::int64_t first = 0;
   for (const Chunk& chunk : pass.chunks) {
-    ran = attend_chunk(pass, chunk, layer, first);
+    ran = attend_chunk(pass, weights, chunk, layer, first);
     first += static_cast<std::int64_t>(chunk.tokens.size());
   }
-  add_product(pass, weights.o, attended);
+  const ops::LinearOutput output = weights.o.into(Workspace::floats(work.result, rows * c.hidden));
+  ops::linear(attended, q_width, rows, {&output, 1}, pass.options.compute, pass.pool);
+  add_result(pass, weights.post_norm);
   return ran;
 }
 

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "basin/base/error.h"
 #include "kv/sequence_cache.h"
+#include "models/bind.h"
 #include "models/pass.h"
 #include "ops/elementwise.h"
 
@@ -18,10 +20,15 @@ constexpr std::int64_t kLogitRows = 64;
 
 class Decoder : public Model {
  public:
-  Decoder(const Architecture& architecture, ModelConfig config, TensorTable tensors, const TensorNames& names,
+  Decoder(const Architecture& architecture, Format format, ModelConfig config, TensorTable tensors,
           std::shared_ptr<const void> owner)
-      : config_(std::move(config)), owner_(std::move(owner)), rope_(config_.rope, config_.rope_layout) {
-    bind(architecture, tensors, names);
+      : config_(std::move(config)), owner_(std::move(owner)) {
+    const bool gguf = format == Format::gguf;
+    const TensorNames names = gguf ? architecture.gguf_names() : architecture.hugging_face_names();
+    const float norm_offset = gguf ? 0.0f : architecture.norm_offset;
+    make_ropes(tensors, names);
+    bind_ends(tensors, names, norm_offset);
+    layers_ = bind_layers(architecture, config_, names, norm_offset, tensors);
     tensors.refuse_unused();
     parameters_ = tensors.parameters();
     weight_bytes_ = tensors.weight_bytes();
@@ -34,7 +41,8 @@ class Decoder : public Model {
   attention::Ran forward(std::span<const Chunk> chunks, const PassOptions& options, const OnLogits& on_logits,
                          ThreadPool& pool) override {
     check(chunks, options);
-    Pass pass{config_, chunks, options, embed(chunks), rope_, rotations(chunks, rope_), work_, pool};
+    Pass pass{config_, chunks, options, embed(chunks), make_rotation(chunks, *rope_), {}, work_, pool};
+    if (local_rope_) pass.local_rotation = make_rotation(chunks, *local_rope_);
     kv::Step step;
     for (const Chunk& chunk : chunks)
       step.begin(*chunk.cache, static_cast<std::int64_t>(chunk.tokens.size()));
@@ -53,10 +61,24 @@ class Decoder : public Model {
   }
 
  private:
-  void bind(const Architecture& architecture, TensorTable& tensors, const TensorNames& names) {
+  // Of files of Llama 3.1 and later: what each frequency is divided by.
+  void make_ropes(TensorTable& tensors, const TensorNames& names) {
+    if (!names.rope_divisors.empty() && tensors.has(names.rope_divisors))
+      config_.rope.divisors = tensors.vector(names.rope_divisors, config_.rope.rotary_dim / 2);
+    try {
+      rope_.emplace(config_.rope, config_.rope_layout);
+      if (config_.local_rope) local_rope_.emplace(*config_.local_rope, config_.rope_layout);
+    } catch (const Error& error) {
+      throw Error(ErrorCode::corrupt,
+                  fmt::format("{}: '{}': {}", tensors.where(), names.rope_divisors, error.what()));
+    }
+  }
+
+  // What lies before and behind the layers.
+  void bind_ends(TensorTable& tensors, const TensorNames& names, float norm_offset) {
     const ModelConfig& c = config_;
     embedding_ = tensors.matrix(names.embedding, c.vocabulary, c.hidden);
-    output_norm_ = tensors.vector(names.output_norm, c.hidden);
+    output_norm_ = bind_norm(tensors, names.output_norm, c.hidden, norm_offset);
     head_ = embedding_;
     if (!c.tied_embeddings) {
       head_ = tensors.matrix(names.head, c.vocabulary, c.hidden);
@@ -68,24 +90,6 @@ class Decoder : public Model {
         throw Error(ErrorCode::corrupt, fmt::format("{}: embeddings are tied, but '{}' differs from '{}'",
                                                     tensors.where(), names.head, names.embedding));
       }
-    }
-    for (std::size_t i = 0; i < c.layers.size(); ++i) {
-      const std::string prefix = fmt::format("{}{}.", names.layer_prefix, i);
-      Layer layer;
-      layer.attention.norm = tensors.vector(prefix + names.attention_norm, c.hidden);
-      layer.attention.q = tensors.matrix(prefix + names.q, c.h_q * c.d_head, c.hidden);
-      layer.attention.k = tensors.matrix(prefix + names.k, c.h_kv * c.d_head, c.hidden);
-      layer.attention.v = tensors.matrix(prefix + names.v, c.h_kv * c.d_head, c.hidden);
-      layer.attention.o = tensors.matrix(prefix + names.o, c.hidden, c.h_q * c.d_head);
-      if (architecture.qk_norm) {
-        layer.attention.q_norm = tensors.vector(prefix + names.q_norm, c.d_head);
-        layer.attention.k_norm = tensors.vector(prefix + names.k_norm, c.d_head);
-      }
-      layer.feed_forward.norm = tensors.vector(prefix + names.mlp_norm, c.hidden);
-      layer.feed_forward.gate = tensors.matrix(prefix + names.gate, c.intermediate, c.hidden);
-      layer.feed_forward.up = tensors.matrix(prefix + names.up, c.intermediate, c.hidden);
-      layer.feed_forward.down = tensors.matrix(prefix + names.down, c.hidden, c.intermediate);
-      layers_.push_back(std::move(layer));
     }
   }
 
@@ -102,12 +106,15 @@ class Decoder : public Model {
 
   // Gives the number of rows.
   std::int64_t embed(std::span<const Chunk> chunks) {
+    const auto scale = static_cast<float>(config_.embedding_scale);
     std::int64_t rows = 0;
     for (const Chunk& chunk : chunks) rows += static_cast<std::int64_t>(chunk.tokens.size());
     float* x = Workspace::floats(work_.x, rows * config_.hidden);
     for (const Chunk& chunk : chunks) {
       for (const std::int32_t token : chunk.tokens) {
         ops::widen_row(embedding_, token, x);
+        if (scale != 1.0f)
+          std::transform(x, x + config_.hidden, x, [&](float value) { return value * scale; });
         x += config_.hidden;
       }
     }
@@ -152,6 +159,9 @@ class Decoder : public Model {
     float* logits = Workspace::floats(work_.logits, rows * config_.vocabulary);
     const ops::LinearOutput product{&head_, nullptr, logits, config_.vocabulary};
     ops::linear(work_.normed.data(), config_.hidden, rows, {&product, 1}, pass.options.compute, pass.pool);
+    if (config_.logit_softcap > 0) {
+      ops::softcap(logits, static_cast<float>(config_.logit_softcap), rows * config_.vocabulary, pass.pool);
+    }
     for (const Run& run : runs) {
       const std::int64_t count = run.rows * config_.vocabulary;
       on_logits(run.chunk, run.first_row, run.rows, {logits, static_cast<std::size_t>(count)});
@@ -161,7 +171,7 @@ class Decoder : public Model {
 
   ModelConfig config_;
   std::shared_ptr<const void> owner_;
-  ops::Rope rope_;
+  std::optional<ops::Rope> rope_, local_rope_;  // the first always there
   ops::WeightMatrix embedding_, head_;
   std::vector<float> output_norm_;
   std::vector<Layer> layers_;
@@ -171,51 +181,9 @@ class Decoder : public Model {
 
 }  // namespace
 
-const TensorNames& hugging_face_names() {
-  static const TensorNames names{
-      .embedding = "model.embed_tokens.weight",
-      .output_norm = "model.norm.weight",
-      .head = "lm_head.weight",
-      .layer_prefix = "model.layers.",
-      .attention_norm = "input_layernorm.weight",
-      .q = "self_attn.q_proj.weight",
-      .k = "self_attn.k_proj.weight",
-      .v = "self_attn.v_proj.weight",
-      .o = "self_attn.o_proj.weight",
-      .q_norm = "self_attn.q_norm.weight",
-      .k_norm = "self_attn.k_norm.weight",
-      .mlp_norm = "post_attention_layernorm.weight",
-      .gate = "mlp.gate_proj.weight",
-      .up = "mlp.up_proj.weight",
-      .down = "mlp.down_proj.weight",
-  };
-  return names;
-}
-
-const TensorNames& gguf_names() {
-  static const TensorNames names{
-      .embedding = "token_embd.weight",
-      .output_norm = "output_norm.weight",
-      .head = "output.weight",
-      .layer_prefix = "blk.",
-      .attention_norm = "attn_norm.weight",
-      .q = "attn_q.weight",
-      .k = "attn_k.weight",
-      .v = "attn_v.weight",
-      .o = "attn_output.weight",
-      .q_norm = "attn_q_norm.weight",
-      .k_norm = "attn_k_norm.weight",
-      .mlp_norm = "ffn_norm.weight",
-      .gate = "ffn_gate.weight",
-      .up = "ffn_up.weight",
-      .down = "ffn_down.weight",
-  };
-  return names;
-}
-
-std::unique_ptr<Model> make_decoder(const Architecture& architecture, ModelConfig config, TensorTable tensors,
-                                    const TensorNames& names, std::shared_ptr<const void> owner) {
-  return std::make_unique<Decoder>(architecture, std::move(config), std::move(tensors), names,
+std::unique_ptr<Model> make_decoder(const Architecture& architecture, Format format, ModelConfig config,
+                                    TensorTable tensors, std::shared_ptr<const void> owner) {
+  return std::make_unique<Decoder>(architecture, format, std::move(config), std::move(tensors),
                                    std::move(owner));
 }
 

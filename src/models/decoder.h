@@ -1,4 +1,4 @@
-// The decoder-only transformer that Llama and Qwen3 share, over a checkpoint's mapped tensors.
+// The decoder-only transformer that all architectures share, over a checkpoint's mapped tensors.
 #pragma once
 
 #include <memory>
@@ -9,18 +9,10 @@
 
 namespace basin::models {
 
-/// What the tensors of one layer are called in a format.
-struct TensorNames {
-  std::string embedding, output_norm, head;
-  std::string layer_prefix;  // before the layer's number
-  std::string attention_norm, q, k, v, o, q_norm, k_norm;
-  std::string mlp_norm, gate, up, down;
-};
-const TensorNames& hugging_face_names();
-const TensorNames& gguf_names();
+enum class Format { hugging_face, gguf };
 
 /// `owner` keeps the mapping that `tensors` points into. Every tensor is consumed or refused by name.
-std::unique_ptr<Model> make_decoder(const Architecture& architecture, ModelConfig config, TensorTable tensors,
-                                    const TensorNames& names, std::shared_ptr<const void> owner);
+std::unique_ptr<Model> make_decoder(const Architecture& architecture, Format format, ModelConfig config,
+                                    TensorTable tensors, std::shared_ptr<const void> owner);
 
 }  // namespace basin::models

@@ -20,13 +20,15 @@ namespace {
 namespace fs = std::filesystem;
 
 // The registry: a new decoder-only model is its file and one entry here.
-constexpr std::array<const Architecture*, 2> kArchitectures = {&kLlama, &kQwen3};
+constexpr std::array<const Architecture*, 4> kArchitectures = {&kLlama, &kQwen3, &kGptOss, &kGemma3};
 
 constexpr std::uint64_t kMaxConfigBytes = 16u << 20;
 
-const Architecture& find_architecture(const std::string& name, const std::string& where) {
+// `spelling` is the name that the file's format has for an architecture.
+const Architecture& find_architecture(const std::string& name, const char* Architecture::*spelling,
+                                      const std::string& where) {
   for (const Architecture* architecture : kArchitectures) {
-    if (name == architecture->name) return *architecture;
+    if (name == architecture->*spelling) return *architecture;
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("{}: the architecture '{}' is not supported", where, name.substr(0, 100)),
@@ -40,12 +42,12 @@ Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
     throw Error(ErrorCode::corrupt, fmt::format("{} has no 'model_type'", config_path.string()));
   }
   const Architecture& architecture =
-      find_architecture(json["model_type"].get<std::string>(), config_path.string());
+      find_architecture(json["model_type"].get<std::string>(), &Architecture::name, config_path.string());
   ModelConfig config = read_hf_config(json, architecture, config_path.string());
   auto file = std::make_shared<weights::SafetensorsFile>(weights::read_safetensors(tensors));
   Loaded loaded;
-  loaded.model = make_decoder(architecture, std::move(config), TensorTable(file->tensors, tensors.string()),
-                              hugging_face_names(), file);
+  loaded.model = make_decoder(architecture, Format::hugging_face, std::move(config),
+                              TensorTable(file->tensors, tensors.string()), file);
   std::error_code ignored;
   if (fs::exists(directory / "tokenizer.json", ignored)) {
     loaded.tokenizer = std::make_shared<text::Tokenizer>(text::Tokenizer::from_directory(directory));
@@ -60,7 +62,8 @@ Loaded load_gguf(const fs::path& path) {
   if (it == file->metadata.end() || !std::holds_alternative<std::string>(it->second)) {
     throw Error(ErrorCode::corrupt, fmt::format("{} does not name its architecture", path.string()));
   }
-  const Architecture& architecture = find_architecture(std::get<std::string>(it->second), path.string());
+  const Architecture& architecture =
+      find_architecture(std::get<std::string>(it->second), &Architecture::gguf_name, path.string());
   ModelConfig config = read_gguf_config(*file, architecture, path.string());
   Loaded loaded;
   if (file->metadata.contains("tokenizer.ggml.model")) {
@@ -81,8 +84,8 @@ Loaded load_gguf(const fs::path& path) {
   }
   // The vocabulary and its merges are as large as a small model; the tokenizer has its own copy by now.
   file->metadata.clear();
-  loaded.model = make_decoder(architecture, std::move(config), TensorTable(file->tensors, path.string()),
-                              gguf_names(), file);
+  loaded.model = make_decoder(architecture, Format::gguf, std::move(config),
+                              TensorTable(file->tensors, path.string()), file);
   return loaded;
 }
 

@@ -24,6 +24,13 @@ class SequenceCache;
 
 namespace basin::models {
 
+/// What stands between the gate and up products of a feed-forward part and its down product.
+enum class Activation {
+  silu,            // silu(gate) up
+  gelu_tanh,       // gelu(gate) up, gelu in its tanh form
+  swiglu_clamped,  // gate sigmoid(1.702 gate) (up + 1), both limited to activation_limit, up from below as well
+};
+
 /// How one layer attends, before any request's streaming window.
 struct LayerAttention {
   std::int64_t window = 0;  // keys visible including self; 0 = all
@@ -31,15 +38,25 @@ struct LayerAttention {
 };
 
 struct ModelConfig {
-  std::string architecture;  // "llama", "qwen3"
+  std::string architecture;  // "llama", "qwen3", ...
   std::int64_t vocabulary = 0;
   std::int64_t hidden = 0;
-  std::int64_t intermediate = 0;
+  std::int64_t intermediate = 0;  // of the feed-forward part, or of one expert
+  std::int64_t experts = 0,
+               chosen_experts =
+                   0;  // of each layer, and of them for each token; 0 = one feed-forward part for all
+  Activation activation = Activation::silu;
+  double activation_limit = 7.0;  // for swiglu_clamped
   std::int64_t h_q = 0, h_kv = 0, d_head = 0;
   std::int64_t context = 0;  // trained context, in tokens
   double rms_norm_eps = 0.0;
   bool tied_embeddings = false;
+  double embedding_scale = 1.0;
+  double attention_scale = 1.0;    // multiplies q.k
+  double attention_softcap = 0.0;  // 0 = off
+  double logit_softcap = 0.0;      // of the model's output; 0 = off
   ops::RopeConfig rope;
+  std::optional<ops::RopeConfig> local_rope;  // of layers with a window, where it is another
   ops::RopeLayout rope_layout = ops::RopeLayout::half;
   std::vector<LayerAttention> layers;  // [layer count]
 };

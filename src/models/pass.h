@@ -4,20 +4,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "models/layer.h"
 #include "models/model.h"
+#include "ops/moe.h"
 #include "ops/rope.h"
 
 namespace basin::models {
 
 // Activations of a pass, kept from pass to pass so that a decode step allocates nothing.
 struct Workspace {
-  std::vector<float> x, normed, q, k, v, attended, gate, up, logits;
-  std::vector<float> lse, lse_with_sink;  // for observers only
+  std::vector<float> x, normed, q, k, v, attended, gate, up, result, logits;
+  std::vector<float> routes, gathered, answer, answers;  // of experts
+  std::vector<float> lse, lse_with_sink;                 // for observers only
   std::vector<std::byte> q_rotated, q_sink_rotated;
+  ops::Routing routing;
 
   static float* floats(std::vector<float>& buffer, std::int64_t count) {
     if (static_cast<std::int64_t>(buffer.size()) < count) buffer.resize(static_cast<std::size_t>(count));
@@ -30,7 +34,8 @@ struct Workspace {
 };
 
 // How queries and keys of a pass are turned: at logical positions, and queries of sink keys where they stand elsewhere.
-struct Rotations {
+struct Rotation {
+  const ops::Rope* rope;   // not null
   ops::RopeTable logical;  // [rows]
   ops::RopeTable sink;     // [rows]; no tokens when no row needs it
 };
@@ -40,22 +45,23 @@ struct Pass {
   std::span<const Chunk> chunks;
   const PassOptions& options;
   std::int64_t rows;  // tokens of all chunks
-  const ops::Rope& rope;
-  Rotations rotations;
+  Rotation rotation;  // of layers with full attention, and of the others where they have no own
+  std::optional<Rotation> local_rotation;  // of layers with a window
   Workspace& work;
   ThreadPool& pool;
 };
 
-/// Turns every row of the pass, for layers that attend as their chunks' caches say.
-Rotations rotations(std::span<const Chunk> chunks, const ops::Rope& rope);
+/// Turns every row as its chunk's cache says.
+Rotation make_rotation(std::span<const Chunk> chunks, const ops::Rope& rope);
 
-/// x += W_o attention(rope(W_q n), rope(W_k n), W_v n) with n = norm(x). Returns what attention ran.
+/// x += post_norm(W_o attention(rope(W_q n), rope(W_k n), W_v n)) with n = norm(x). Returns what attention ran.
 attention::Ran attend(Pass& pass, const AttentionWeights& weights, std::int64_t layer);
 
-/// x += W_down (silu(W_gate n) * W_up n) with n = norm(x).
+/// x += post_norm(mlp(norm(x))), where an MLP is W_down activation(W_gate n, W_up n); of experts, the weighted sum of
+/// those that the router chooses for the row.
 void feed_forward(Pass& pass, const FeedForwardWeights& weights);
 
-/// x += W input, with input [rows, W's inputs] dense.
-void add_product(Pass& pass, const ops::WeightMatrix& weight, const float* input);
+/// x += post_norm(work.result), without a norm where there is none.
+void add_result(Pass& pass, const std::vector<float>& post_norm);
 
 }  // namespace basin::models

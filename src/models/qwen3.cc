@@ -1,17 +1,19 @@
 // Qwen3 (dense): Llama with an RMS norm over each query and key head before rotation.
 #include "models/architecture.h"
-#include "models/config.h"
 
 namespace basin::models {
 
 const Architecture kQwen3{
     .name = "qwen3",
+    .gguf_name = "qwen3",
+    .hugging_face_names = hugging_face_names,
+    .gguf_names = gguf_names,
     .qk_norm = true,
-    .gguf_rope_layout = ops::RopeLayout::half,
-    .check_config =
-        [](const nlohmann::json& config) {
-          refuse_true(config, "use_sliding_window");  // sliding_window alone has no effect in this family
+    .read_json =
+        [](const JsonReader& in, ModelConfig&) {
+          in.refuse_true("use_sliding_window");  // sliding_window alone has no effect in this family
         },
+    .read_gguf = [](GgufReader&, ModelConfig&) {},
 };
 
 }  // namespace basin::models

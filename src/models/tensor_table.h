@@ -22,11 +22,22 @@ class TensorTable {
   const std::string& where() const { return where_; }
   bool has(const std::string& name) const { return tensors_.contains(name); }
 
-  /// A matrix [outputs, inputs] that stays in its stored form. Throws Error(corrupt | unsupported).
+  // Each throws Error(corrupt | unsupported) when the tensor is absent or not as asked for.
+
+  /// A matrix [outputs, inputs] that stays in its stored form.
   ops::WeightMatrix matrix(const std::string& name, std::int64_t outputs, std::int64_t inputs);
+  /// `count` matrices in one tensor [count, outputs, inputs].
+  std::vector<ops::WeightMatrix> stack(const std::string& name, std::int64_t count, std::int64_t outputs,
+                                       std::int64_t inputs);
 
   /// A vector as floats.
   std::vector<float> vector(const std::string& name, std::int64_t size);
+  /// `count` vectors in one tensor [count, size].
+  std::vector<std::vector<float>> vectors(const std::string& name, std::int64_t count, std::int64_t size);
+
+  /// The bytes of a tensor of u8, which stand for `parameters` parameters of the model.
+  const std::byte* bytes(const std::string& name, const std::vector<std::int64_t>& shape,
+                         std::int64_t parameters);
 
   /// Throws Error(unsupported) naming a tensor that nobody took.
   void refuse_unused() const;
@@ -35,7 +46,9 @@ class TensorTable {
   std::int64_t weight_bytes() const { return weight_bytes_; }  // their stored bytes
 
  private:
+  const weights::Tensor& find(const std::string& name, const std::vector<std::int64_t>& shape) const;
   const weights::Tensor& take(const std::string& name, const std::vector<std::int64_t>& shape);
+  void count(const weights::Tensor& tensor, const std::string& name, std::int64_t parameters);
 
   const std::map<std::string, weights::Tensor>& tensors_;
   std::string where_;

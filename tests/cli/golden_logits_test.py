@@ -15,7 +15,7 @@ TOLERANCE = 2e-3
 def models():
     for config in sorted(glob.glob(os.path.join(GOLDEN_DIR, "models", "*", "config.json"))):
         with open(config, encoding="utf-8") as file:
-            if json.load(file)["model_type"] in ("llama", "qwen3"):
+            if json.load(file)["model_type"] in ("llama", "qwen3", "gpt_oss", "gemma3_text"):
                 yield os.path.dirname(config)
 
 

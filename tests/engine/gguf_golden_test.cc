@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 
 #include "basin/base/error.h"
 #include "engine/runs.h"
@@ -19,10 +20,6 @@ namespace fs = std::filesystem;
 
 constexpr float kTolerance = 2e-3f;
 
-std::string rope_type(const fs::path& model) {
-  return Checkpoint(model).config.at("rope_parameters").at("rope_type");
-}
-
 class GgufGolden : public testing::TestWithParam<fs::path> {
  protected:
   fs::path write(const Checkpoint& checkpoint, const std::string& bytes) {
@@ -33,14 +30,20 @@ class GgufGolden : public testing::TestWithParam<fs::path> {
 };
 
 TEST_P(GgufGolden, Logits) {
-  if (rope_type(GetParam()) == "llama3")
-    GTEST_SKIP() << "its GGUF form needs rope_freqs.weight, see Llama3RopeIsRefused";
   const Checkpoint checkpoint(GetParam());
   const models::Loaded gguf = models::load(write(checkpoint, gguf_copy(checkpoint)));
   const models::Loaded safetensors = models::load(GetParam());
-  EXPECT_EQ(gguf.model->parameters(), safetensors.model->parameters());
+  const auto divisors = static_cast<std::int64_t>(gguf.model->config().rope.divisors.size());
+  EXPECT_EQ(gguf.model->parameters() - divisors, safetensors.model->parameters());
   EXPECT_EQ(gguf.model->config().tied_embeddings, safetensors.model->config().tied_embeddings);
-  EXPECT_EQ(gguf.model->config().rope.type, safetensors.model->config().rope.type);
+  const models::ModelConfig &a = gguf.model->config(), &b = safetensors.model->config();
+  EXPECT_EQ(a.rope.type == ops::RopeType::standard, b.rope.type == ops::RopeType::standard || divisors > 0);
+  EXPECT_EQ(a.architecture, b.architecture);
+  ASSERT_EQ(a.layers.size(), b.layers.size());
+  for (std::size_t i = 0; i < a.layers.size(); ++i) {
+    EXPECT_EQ(a.layers[i].window, b.layers[i].window);
+    EXPECT_EQ(a.layers[i].sink_logit, b.layers[i].sink_logit);
+  }
 
   const GoldenFile golden = read_golden(GetParam() / "golden.safetensors");
   std::vector<std::int32_t> tokens;
@@ -74,25 +77,34 @@ TEST(GgufGoldenRows, UnpermutedRowsGiveOtherLogits) {
   EXPECT_GT(largest_difference(all_logits(*wrong.model, {}, tokens), want), 100 * kTolerance);
 }
 
-// Files of Llama 3.1 and later carry their frequencies as a tensor; it is refused by name, not ignored.
-TEST(GgufGoldenRows, Llama3RopeIsRefused) {
+// Files of Llama 3.1 and later carry what each frequency is divided by as a tensor, hostile as all else.
+TEST(GgufGoldenRows, RopeDivisorsAreChecked) {
   Checkpoint checkpoint(golden_model("llama"));
   ASSERT_EQ(checkpoint.config["rope_parameters"]["rope_type"], "llama3");
   checkpoint.config["rope_parameters"]["rope_type"] = "default";
-  std::vector<float> factors(8, 2.0f);
-  weights::Tensor tensor;
-  tensor.shape = {8};
-  tensor.data = reinterpret_cast<const std::byte*>(factors.data());
-  tensor.bytes = factors.size() * sizeof(float);
-  checkpoint.tensors["rope_freqs.weight"] = tensor;
-  std::ofstream(checkpoint.folder() / "model.gguf", std::ios::binary) << gguf_copy(checkpoint);
-  try {
-    models::load(checkpoint.folder() / "model.gguf");
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-    EXPECT_THAT(error.what(), testing::HasSubstr("rope_freqs.weight"));
+  const auto load = [&](std::vector<float> divisors) {
+    weights::Tensor tensor;
+    tensor.shape = {std::ssize(divisors)};
+    tensor.data = reinterpret_cast<const std::byte*>(divisors.data());
+    tensor.bytes = divisors.size() * sizeof(float);
+    checkpoint.tensors["rope_freqs.weight"] = tensor;
+    std::ofstream(checkpoint.folder() / "model.gguf", std::ios::binary) << gguf_copy(checkpoint);
+    return models::load(checkpoint.folder() / "model.gguf");
+  };
+  EXPECT_EQ(load(std::vector<float>(8, 2.0f)).model->config().rope.divisors[7], 2.0f);
+  for (const float bad :
+       {0.0f, -2.0f, 0.5f, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    std::vector<float> divisors(8, 1.0f);
+    divisors[0] = bad;
+    try {
+      load(divisors);
+      ADD_FAILURE() << bad;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt);
+      EXPECT_THAT(error.what(), testing::HasSubstr("rope_freqs.weight"));
+    }
   }
+  EXPECT_THROW(load(std::vector<float>(7, 2.0f)), Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(golden, GgufGolden, testing::ValuesIn(supported_golden_models()),

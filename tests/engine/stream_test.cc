@@ -65,7 +65,8 @@ TEST_P(StreamOfFamily, FastIsNearFp32) {
     size += std::pow(exact[i], 2);
   }
   EXPECT_GT(error, 0) << "fast must be another arithmetic";
-  EXPECT_LT(std::sqrt(error / size), 0.03);
+  // Gemma's norms scale up what each layer adds, and bf16's rounding with it: measured are 0.052, and 0.015 for the others.
+  EXPECT_LT(std::sqrt(error / size), model.config().architecture == "gemma3_text" ? 0.1 : 0.03);
 }
 
 TEST_P(StreamOfFamily, AWindowOfTheLengthIsNoWindow) {
@@ -118,7 +119,7 @@ TEST_P(StreamOfFamily, PoisonedPagesNeverShow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Family, StreamOfFamily, testing::Values("llama", "qwen3"),
+INSTANTIATE_TEST_SUITE_P(Family, StreamOfFamily, testing::Values("llama", "qwen3", "gpt_oss", "gemma3_text"),
                          [](const auto& i) { return std::string(i.param); });
 
 class StreamChecks : public testing::Test {

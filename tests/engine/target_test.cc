@@ -70,7 +70,9 @@ TEST_P(EngineOnTarget, PerplexityOfTheGoldenLogits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(golden, EngineOnTarget, testing::Values("llama_tiny", "qwen3_yarn_tiny"),
+INSTANTIATE_TEST_SUITE_P(golden, EngineOnTarget,
+                         testing::Values("llama_tiny", "qwen3_yarn_tiny", "gpt_oss_tiny",
+                                         "gpt_oss_mxfp4_tiny", "gemma3_tiny"),
                          [](const auto& i) { return std::string(i.param); });
 
 }  // namespace

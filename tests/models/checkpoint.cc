@@ -7,6 +7,7 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "models/model.h"
 #include "support/golden.h"
 
 namespace basin::test {
@@ -25,7 +26,8 @@ std::vector<fs::path> supported_golden_models() {
   std::vector<fs::path> models;
   for (const fs::path& model : golden_models()) {
     const std::string family = read_config(model).at("model_type");
-    if (family == "llama" || family == "qwen3") models.push_back(model);
+    const std::string known = ", " + models::supported_architectures() + ",";
+    if (known.find(", " + family + ",") != std::string::npos) models.push_back(model);
   }
   return models;
 }
@@ -35,6 +37,8 @@ fs::path golden_model(const std::string& family) {
   const fs::path models = fs::path(BASIN_SOURCE_DIR) / "tests" / "golden" / "models";
   if (family == "llama") return models / "llama3_rope_tiny";
   if (family == "qwen3") return models / "qwen3_tiny";
+  if (family == "gpt_oss") return models / "gpt_oss_tiny";
+  if (family == "gemma3_text") return models / "gemma3_tiny";
   throw std::runtime_error("no golden model of the family " + family);
 }
 
