@@ -109,8 +109,8 @@ void bind_mxfp4(const ModelConfig& c, const std::string& gate_up, const std::str
                                                 tensors.where(), c.hidden, c.intermediate, kBlock));
   }
   const auto sources = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs) {
-    const std::int64_t blocks = inputs / kBlock, count = c.experts * outputs * inputs;
-    const std::byte* data = tensors.bytes(name + "_blocks", {c.experts, outputs, blocks, kBlock / 2}, count);
+    const std::int64_t blocks = inputs / kBlock;
+    const std::byte* data = tensors.bytes(name + "_blocks", {c.experts, outputs, blocks, kBlock / 2}, 2);
     const std::byte* scales = tensors.bytes(name + "_scales", {c.experts, outputs, blocks}, 0);
     return [=](std::int64_t e) {
       const std::int64_t first = e * outputs * blocks;

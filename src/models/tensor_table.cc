@@ -79,13 +79,13 @@ std::vector<std::vector<float>> TensorTable::vectors(const std::string& name, st
 }
 
 const std::byte* TensorTable::bytes(const std::string& name, const std::vector<std::int64_t>& shape,
-                                    std::int64_t parameters) {
+                                    std::int64_t parameters_per_byte) {
   const weights::Tensor& tensor = find(name, shape);
   if (tensor.dtype != DType::u8) {
     throw Error(ErrorCode::unsupported, fmt::format("{}: tensor '{}' is stored as {}; it must be bytes (u8)",
                                                     where_, name, basin::name(tensor.dtype)));
   }
-  count(tensor, name, parameters);
+  count(tensor, name, static_cast<std::int64_t>(tensor.bytes) * parameters_per_byte);
   return tensor.data;
 }
 

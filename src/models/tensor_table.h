@@ -35,9 +35,9 @@ class TensorTable {
   /// `count` vectors in one tensor [count, size].
   std::vector<std::vector<float>> vectors(const std::string& name, std::int64_t count, std::int64_t size);
 
-  /// The bytes of a tensor of u8, which stand for `parameters` parameters of the model.
+  /// The bytes of a tensor of u8, each of which stands for so many parameters of the model.
   const std::byte* bytes(const std::string& name, const std::vector<std::int64_t>& shape,
-                         std::int64_t parameters);
+                         std::int64_t parameters_per_byte);
 
   /// Throws Error(unsupported) naming a tensor that nobody took.
   void refuse_unused() const;

@@ -54,6 +54,39 @@ TEST(ModelTensors, WrongShapesAndTypesAreNamed) {
   expect_error(integers.write(), ErrorCode::unsupported, name);
 }
 
+TEST(ModelTensors, Mxfp4ExpertsAreBlocksAndScales) {
+  const fs::path model = fs::path(BASIN_SOURCE_DIR) / "tests" / "golden" / "models" / "gpt_oss_mxfp4_tiny";
+  const std::string blocks = "model.layers.2.mlp.experts.gate_up_proj_blocks";
+  const std::string scales = "model.layers.2.mlp.experts.gate_up_proj_scales";
+  std::int64_t bytes = 0;
+  const Checkpoint whole(model);
+  for (const auto& [name, tensor] : whole.tensors) bytes += static_cast<std::int64_t>(tensor.bytes);
+  const Loaded loaded = load(model);
+  EXPECT_EQ(loaded.model->weight_bytes(), bytes);
+  EXPECT_EQ(loaded.model->parameters(), load(golden_model("gpt_oss")).model->parameters());
+
+  Checkpoint without(model);
+  without.tensors.erase(scales);
+  expect_error(without.write(), ErrorCode::corrupt, scales);
+  Checkpoint longer(model);
+  longer.tensors.at(scales) = longer.tensors.at(blocks);
+  expect_error(longer.write(), ErrorCode::corrupt, scales);
+  Checkpoint signed_bytes(model);
+  signed_bytes.tensors.at(blocks).dtype = DType::i8;
+  expect_error(signed_bytes.write(), ErrorCode::unsupported, blocks);
+  Checkpoint uneven(model);
+  uneven.config["intermediate_size"] = 48;
+  expect_error(uneven.write(), ErrorCode::corrupt, "multiples of 32");
+}
+
+// Rows of experts cannot be turned where elements share a block.
+TEST(ModelTensors, TransposedExpertsMustBePlain) {
+  Checkpoint mixed(golden_model("gpt_oss"));
+  const std::string name = "model.layers.0.mlp.experts.down_proj";
+  mixed.tensors.at(name).dtype = DType::f16;
+  expect_error(mixed.write(), ErrorCode::unsupported, name);
+}
+
 TEST(ModelTensors, ATiedHeadMayBeStoredTwiceButMustAgree) {
   Checkpoint checkpoint(golden_model("llama"));
   checkpoint.config["tie_word_embeddings"] = true;
