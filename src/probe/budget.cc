@@ -22,39 +22,62 @@ std::array<std::int64_t, 3> budgets(const float* values, std::int64_t count, dou
     double sum = 0.0;
     std::int64_t count = 0;
   };
-  thread_local std::array<Bucket, kBuckets> buckets;
+  // Neighbours are often in one bucket: four tables, so that an addition need not wait for the one before.
+  constexpr std::size_t kTables = 4;
+  thread_local std::array<std::array<Bucket, kBuckets>, kTables> tables;
   thread_local std::vector<float> inside;
   std::size_t lowest = kBuckets;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::size_t b = bucket(values[i]);
+    Bucket& to = tables[static_cast<std::size_t>(i) % kTables][b];
     lowest = std::min(lowest, b);
-    buckets[b].sum += static_cast<double>(values[i]);
-    ++buckets[b].count;
+    to.sum += static_cast<double>(values[i]);
+    ++to.count;
   }
-  std::array<std::int64_t, 3> result{};
-  std::size_t share = 0;
-  double above = 0.0;  // mass and number of the values in higher buckets
+  // The buckets in which a share is reached, what is above them, and their values.
+  struct Border {
+    std::size_t bucket;
+    double above;
+    std::int64_t taken;
+  };
+  std::array<Border, kBudgetShares.size()> border;
+  std::size_t borders = 0, share = 0;
+  double above = 0.0;
   std::int64_t taken = 0;
   for (std::size_t b = kBuckets; b-- > lowest && share < kBudgetShares.size();) {
-    if (buckets[b].count > 0 && above + buckets[b].sum >= kBudgetShares[share] * mass) {
-      inside.clear();
-      for (std::int64_t i = 0; i < count; ++i) {
-        if (bucket(values[i]) == b) inside.push_back(values[i]);
-      }
-      std::sort(inside.begin(), inside.end(), std::greater<>());
-      double sum = above;
-      std::int64_t number = taken;
-      for (const float value : inside) {
-        sum += static_cast<double>(value);
-        ++number;
-        while (share < kBudgetShares.size() && sum >= kBudgetShares[share] * mass) result[share++] = number;
-      }
+    Bucket all;
+    for (const auto& table : tables) {
+      all.sum += table[b].sum;
+      all.count += table[b].count;
     }
-    above += buckets[b].sum;
-    taken += buckets[b].count;
+    if (all.count > 0 && above + all.sum >= kBudgetShares[share] * mass) {
+      border[borders++] = {b, above, taken};
+      while (share < kBudgetShares.size() && above + all.sum >= kBudgetShares[share] * mass) ++share;
+    }
+    above += all.sum;
+    taken += all.count;
+  }
+  for (auto& table : tables) {
+    std::fill(table.begin() + static_cast<std::ptrdiff_t>(lowest), table.end(), Bucket());
+  }
+
+  std::array<std::int64_t, 3> result{};
+  share = 0;
+  for (std::size_t i = 0; i < borders; ++i) {
+    inside.clear();
+    for (std::int64_t v = 0; v < count; ++v) {
+      if (bucket(values[v]) == border[i].bucket) inside.push_back(values[v]);
+    }
+    std::sort(inside.begin(), inside.end(), std::greater<>());
+    double sum = border[i].above;
+    std::int64_t number = border[i].taken;
+    for (const float value : inside) {
+      sum += static_cast<double>(value);
+      ++number;
+      while (share < kBudgetShares.size() && sum >= kBudgetShares[share] * mass) result[share++] = number;
+    }
   }
   for (; share < kBudgetShares.size(); ++share) result[share] = count;  // short by rounding only
-  for (std::size_t b = lowest; b < kBuckets; ++b) buckets[b] = {};
   return result;
 }
 

@@ -1,0 +1,117 @@
+// A layer's result as an .npz file: what a run leaves behind layer by layer, and goes on from.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "basin/base/error.h"
+#include "probe/npz.h"
+#include "probe/run.h"
+
+namespace basin::probe {
+namespace {
+
+template <typename T>
+std::vector<T> read_values(const NpzFile& file, const std::string& name, DType dtype) {
+  const Array array = file.read(name);
+  if (array.dtype != dtype)
+    throw Error(ErrorCode::corrupt, fmt::format("'{}' is {}", name, basin::name(array.dtype)));
+  std::vector<T> values(static_cast<std::size_t>(array.elements()));
+  if (!values.empty()) std::memcpy(values.data(), array.data, values.size() * sizeof(T));
+  return values;
+}
+
+// A name, its member and its shape.
+template <typename Result, typename Visit>
+void each_array(Result& r, const Visit& visit) {
+  auto& p = r.profile;
+  const auto n = static_cast<std::int64_t>(p.sink_counts.size()),
+             w = static_cast<std::int64_t>(p.windows.size());
+  const auto shares = static_cast<std::int64_t>(kBudgetShares.size());
+  const auto pairs = static_cast<std::int64_t>(r.pairs.size());
+  using Shape = std::vector<std::int64_t>;
+  visit("position", p.position, Shape{p.heads, p.tokens});
+  visit("distance", p.distance, Shape{p.heads, p.tokens});
+  visit("early", p.early, Shape{p.heads, kEarlyTokens});
+  visit("map", p.map, Shape{p.heads, p.bins, p.bins});
+  visit("entropy", p.entropy, Shape{p.heads, p.bins});
+  visit("budget", p.budget, Shape{shares, p.heads, p.bins});
+  visit("group_budget", p.group_budget, Shape{shares, p.kv_heads, p.bins});
+  visit("learned_sink", p.learned_sink, Shape{p.heads, p.bins});
+  visit("sink_mass", p.sink_mass, Shape{n, p.heads});
+  visit("sink_by_query", p.sink_by_query, Shape{n, p.heads, p.bins});
+  visit("local_mass", p.local_mass, Shape{w, p.heads});
+  visit("retained", p.retained, Shape{n + 1, w, p.heads});
+  visit("pair_error", r.pair_error, Shape{pairs, p.heads});
+  visit("pair_error_all", r.pair_error_all, Shape{pairs});
+}
+
+constexpr std::size_t kNumbers = 10;
+
+}  // namespace
+
+std::filesystem::path layer_file(const std::filesystem::path& folder, std::int64_t layer) {
+  return folder / fmt::format("layer_{:03}.npz", layer);
+}
+
+void write_layer(const std::filesystem::path& path, const LayerResult& result) {
+  const LayerProfile& p = result.profile;
+  NpzWriter file(path);
+  const std::vector<std::int64_t> numbers = {
+      p.tokens,     p.heads,      p.kv_heads, p.window,     p.sink_tokens,
+      p.sink_logit, p.bin_tokens, p.bins,     p.topk_width, 0};
+  file.add("numbers", numbers);
+  file.add("sink_counts", p.sink_counts);
+  file.add("windows", p.windows);
+  std::vector<std::int64_t> pairs;
+  for (const Pair& pair : result.pairs) pairs.insert(pairs.end(), {pair.sink_tokens, pair.window});
+  file.add("pairs", pairs);
+  const float row_error = static_cast<float>(p.largest_row_error);
+  const std::int64_t one[] = {1};
+  file.add("row_error", one, std::span<const float>(&row_error, 1));
+  each_array(result, [&](const char* name, const std::vector<float>& values,
+                         const std::vector<std::int64_t>& shape) { file.add(name, shape, values); });
+  if (p.topk_width > 0) {
+    const std::int64_t shape[] = {p.tokens, p.topk_width};
+    file.add("topk", shape, p.topk);
+  }
+  file.finish();
+}
+
+LayerResult read_layer(const std::filesystem::path& path) {
+  const NpzFile file(path);
+  try {
+    LayerResult result;
+    LayerProfile& p = result.profile;
+    const auto numbers = read_values<std::int64_t>(file, "numbers", DType::i64);
+    if (numbers.size() != kNumbers) throw Error(ErrorCode::corrupt, "'numbers' has another length");
+    p.tokens = numbers[0];
+    p.heads = numbers[1];
+    p.kv_heads = numbers[2];
+    p.window = numbers[3];
+    p.sink_tokens = numbers[4];
+    p.sink_logit = numbers[5] != 0;
+    p.bin_tokens = numbers[6];
+    p.bins = numbers[7];
+    p.topk_width = numbers[8];
+    p.sink_counts = read_values<std::int64_t>(file, "sink_counts", DType::i64);
+    p.windows = read_values<std::int64_t>(file, "windows", DType::i64);
+    const auto pairs = read_values<std::int64_t>(file, "pairs", DType::i64);
+    for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) result.pairs.push_back({pairs[i], pairs[i + 1]});
+    p.largest_row_error = static_cast<double>(read_values<float>(file, "row_error", DType::f32).at(0));
+    each_array(result,
+               [&](const char* name, std::vector<float>& values, const std::vector<std::int64_t>& shape) {
+                 values = read_values<float>(file, name, DType::f32);
+                 std::int64_t count = 1;
+                 for (const std::int64_t extent : shape) count *= extent;
+                 if (count != static_cast<std::int64_t>(values.size())) {
+                   throw Error(ErrorCode::corrupt, fmt::format("'{}' has another length", name));
+                 }
+               });
+    if (p.topk_width > 0) p.topk = read_values<std::int32_t>(file, "topk", DType::i32);
+    return result;
+  } catch (const Error& error) {
+    throw error.in(path.string());
+  }
+}
+
+}  // namespace basin::probe

@@ -1,0 +1,45 @@
+// What every report of the probe consists of: one page, figures, a summary in words and one in numbers.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "probe/chart.h"
+#include "probe/summary.h"
+
+namespace basin::probe {
+
+struct Figure {
+  std::string name;  // of its files, without suffix
+  Sheet sheet;
+};
+
+/// Writes `folder`/figures/NAME.svg, and NAME.png where rsvg-convert is installed. Returns whether it is.
+bool write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures);
+
+/// The whole page, which needs nothing but itself.
+std::string page(const nlohmann::ordered_json& data);
+
+/// Appears complete or not at all. Throws Error(io).
+void write_text(const std::filesystem::path& path, std::string_view content);
+
+/// A value with four significant digits; null when it is not finite.
+nlohmann::ordered_json rounded(double value);
+
+/// 8-bit grey levels of log10(value) between `low` and `high`, as a base64 PNG; 0 = 0 or below `low`.
+std::string packed_map(const std::vector<float>& map, std::int64_t side, double low, double high);
+
+/// An RGB picture of a map: log10 between `low` and `high`, or linear.
+std::string coloured_map(const std::vector<float>& map, std::int64_t width, std::int64_t height, double low,
+                         double high, bool logarithmic);
+
+/// Writes report.html, summary.txt, summary.json and figures/ of a probed model. `labels`: the text of each token, may be
+/// empty. Returns the sentences of the summary.
+std::vector<std::string> write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
+                                            const Advice& advice, const std::vector<std::string>& labels);
+
+}  // namespace basin::probe
