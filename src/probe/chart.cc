@@ -284,7 +284,7 @@ std::string draw_panel(const Panel& panel, double width, double height, const st
                        panel.image ? kInk : "#e3e3e3");
     out += text(kLeft - 8, at + 4, number(tick), kSmall, "end");
   }
-  for (const double tick : x.ticks(8)) {
+  for (const double tick : x.ticks(static_cast<int>(std::clamp((right - kLeft) / 62.0, 2.0, 9.0)))) {
     if (!x.shows(tick)) continue;
     const double at = x(tick);
     out += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", at,

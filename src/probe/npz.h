@@ -22,9 +22,14 @@ struct Array {
   std::vector<std::int64_t> shape;
   const std::byte* data = nullptr;
   std::shared_ptr<const void> owner;
+  bool mapped = false;  // `data` lies in a mapped file
 
   std::int64_t elements() const;
 };
+
+/// Gives pages of a mapped file back to the system; reading them again reads the file. What is read of a file larger than
+/// memory does not stay there. Never for memory that is not such a mapping.
+void release_pages(const std::byte* begin, std::uint64_t bytes);
 
 /// A .npy file in memory. Throws Error(corrupt | unsupported).
 Array parse_npy(std::span<const std::byte> bytes, std::shared_ptr<const void> owner);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "probe/chart.h"
+#include "probe/study.h"
 #include "probe/summary.h"
 
 namespace basin::probe {
@@ -41,5 +42,17 @@ std::string coloured_map(const std::vector<float>& map, std::int64_t width, std:
 /// empty. Returns the sentences of the summary.
 std::vector<std::string> write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
                                             const Advice& advice, const std::vector<std::string>& labels);
+
+/// The null models that a study is held against; empty where they would take too long.
+struct Nulls {
+  NullCounts random;
+  NullCounts rope;
+};
+Nulls null_models(const Study& study, ThreadPool& pool);
+
+/// Writes report.html, summary.txt, summary.json, counts.csv, data.npz and figures/ of a study of selections. `source`:
+/// what was read, for titles. Returns the sentences of the summary.
+std::vector<std::string> write_trace_report(const std::filesystem::path& folder, const Study& study,
+                                            const Nulls& nulls, const std::string& source);
 
 }  // namespace basin::probe

@@ -1,0 +1,347 @@
+// The study of selections: sets with known answers, the reference's table, damaged rows, payloads.
+#include "probe/study.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "basin/base/error.h"
+#include "probe/npz.h"
+#include "probe/png.h"
+
+namespace basin::probe {
+namespace {
+
+using Rows = std::vector<std::int32_t>;
+
+Study run(const Trace& trace, std::int64_t first = 0, int threads = 2) {
+  ThreadPool pool(threads);
+  StudyOptions options;
+  options.first = first;
+  return study(trace, options, pool, {}, nullptr);
+}
+
+// min(topk, t + 1) keys of every query: the first `sinks`, then every `stride`-th key back from the query, then others
+// by chance, in mixed order.
+Rows synthetic(std::int64_t queries, std::int64_t topk, std::int64_t sinks, std::int64_t strided,
+               std::int64_t stride, unsigned seed) {
+  std::mt19937 random(seed);
+  Rows rows(static_cast<std::size_t>(queries * topk), -1);
+  for (std::int64_t t = 0; t < queries; ++t) {
+    std::set<std::int32_t> keys;
+    const auto wanted = static_cast<std::size_t>(std::min(topk, t + 1));
+    const auto add = [&](std::int64_t key) {
+      if (key >= 0 && key <= t && keys.size() < wanted) keys.insert(static_cast<std::int32_t>(key));
+    };
+    for (std::int64_t i = 0; i < sinks; ++i) add(i);
+    for (std::int64_t i = 0; i < strided; ++i) add(t - i * stride);
+    while (keys.size() < wanted) add(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(t + 1)));
+    Rows row(keys.begin(), keys.end());
+    std::shuffle(row.begin(), row.end(), random);
+    std::copy(row.begin(), row.end(), rows.begin() + t * topk);
+  }
+  return rows;
+}
+
+double mean(const std::vector<float>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+TEST(Study, ConstantSelection) {
+  constexpr std::int64_t kTopk = 40;
+  Rows rows;
+  for (int t = 0; t < 600; ++t) {
+    for (std::int32_t key = 0; key < kTopk; ++key) rows.push_back(key);
+  }
+  const Study s = run(make_trace({rows}, kTopk, kTopk));
+  ASSERT_EQ(s.layers[0].blocks.size(), kBlocks.size());
+  for (const BlockCounts& counts : s.layers[0].blocks) {
+    EXPECT_THAT(counts.intersection, testing::Each(kTopk));
+    EXPECT_THAT(counts.united, testing::Each(kTopk));
+    EXPECT_EQ(static_cast<std::int64_t>(counts.united.size()), 600 / counts.block);
+  }
+  EXPECT_THAT(s.layers[0].multiplicity, testing::Each(kTopk));
+  EXPECT_FLOAT_EQ(s.layers[0].pairwise_128, 1.0f);
+  EXPECT_FLOAT_EQ(s.layers[0].absolute_share, 1.0f);
+  EXPECT_EQ(s.layers[0].absolute_keys, kTopk);
+}
+
+// Sinks and a window: |intersection| = n + max(0, w - B + 1), |union| = n + w + B - 1.
+TEST(Study, SinksAndWindow) {
+  constexpr std::int64_t kSinks = 10, kWindow = 50, kTopk = kSinks + kWindow;
+  const Study s = run(make_trace({synthetic(1000, kTopk, kSinks, kWindow, 1, 1)}, kTopk, 0), kTopk);
+  for (const BlockCounts& counts : s.layers[0].blocks) {
+    EXPECT_THAT(counts.intersection,
+                testing::Each(kSinks + std::max<std::int64_t>(0, kWindow - counts.block + 1)));
+    EXPECT_THAT(counts.united, testing::Each(kSinks + kWindow + counts.block - 1));
+  }
+  EXPECT_EQ(s.layers[0].absolute_keys, kSinks);
+  EXPECT_NEAR(static_cast<double>(s.layers[0].absolute_share), 10.0 / 60.0, 1e-6);
+  EXPECT_FLOAT_EQ(s.layers[0].sink_kept[1], 1.0f);  // the first 4
+}
+
+TEST(Study, PlantedSinksAndStridesAreFound) {
+  constexpr std::int64_t kTopk = 128, kQueries = 3000;
+  const Study s = run(make_trace({synthetic(kQueries, kTopk, 8, 60, 17, 2)}, kTopk, 0));
+  const LayerStudy& l = s.layers[0];
+  for (std::size_t key = 0; key < 8; ++key) EXPECT_FLOAT_EQ(l.frequency[key], 1.0f) << key;
+  EXPECT_EQ(l.absolute_keys, 8);
+  EXPECT_THAT(l.span_keys, testing::Each(8.0f));
+  for (std::size_t a = 0; a < 17u * 60; a += 17) EXPECT_GT(l.age[a], 0.99f) << a;
+  for (std::size_t a = 1; a < 16; ++a) EXPECT_LT(l.age[a], 0.3f) << a;
+  // Relative selections follow the query: moved along, sets agree more.
+  EXPECT_GT(l.shifted[0], l.overlap[0] + 0.3f);
+}
+
+// Property: intersections and unions by hand, for random sets of any length.
+TEST(Study, SetAlgebraAgainstSets) {
+  for (const std::int64_t queries : {131, 256, 300}) {
+    constexpr std::int64_t kTopk = 24;
+    const Rows rows = synthetic(queries, kTopk, 2, 5, 3, static_cast<unsigned>(queries));
+    const Study s = run(make_trace({rows}, kTopk, 0));
+    const auto set = [&](std::int64_t t) {
+      std::set<std::int32_t> keys(rows.begin() + t * kTopk, rows.begin() + (t + 1) * kTopk);
+      keys.erase(-1);
+      return keys;
+    };
+    for (const BlockCounts& counts : s.layers[0].blocks) {
+      for (std::size_t b = 0; b < counts.position.size(); ++b) {
+        std::set<std::int32_t> all = set(counts.position[b]), any = all;
+        for (std::int64_t t = counts.position[b]; t < counts.position[b] + counts.block; ++t) {
+          std::set<std::int32_t> both;
+          const std::set<std::int32_t> next = set(t);
+          std::set_intersection(all.begin(), all.end(), next.begin(), next.end(),
+                                std::inserter(both, both.end()));
+          all = both;
+          any.insert(next.begin(), next.end());
+        }
+        EXPECT_EQ(counts.intersection[b], static_cast<float>(all.size()));
+        EXPECT_EQ(counts.united[b], static_cast<float>(any.size()));
+        if (counts.block == 2) {
+          EXPECT_EQ(counts.intersection[b] + counts.united[b], 2 * kTopk);
+        }
+      }
+    }
+    if (queries >= 24 + 128) {  // one curve holds both
+      double united = 0.0, intersection = 0.0, groups = 0.0;
+      for (std::size_t b = 0; b < s.layers[0].blocks.back().position.size(); ++b, ++groups) {
+        united += static_cast<double>(s.layers[0].blocks.back().united[b]);
+        intersection += static_cast<double>(s.layers[0].blocks.back().intersection[b]);
+      }
+      EXPECT_NEAR(static_cast<double>(s.layers[0].multiplicity.front()), united / groups, 1e-3);
+      EXPECT_NEAR(static_cast<double>(s.layers[0].multiplicity.back()), intersection / groups, 1e-3);
+    }
+  }
+}
+
+// The table of the null models: k = 2048, positions 2048 .. 8191.
+TEST(Study, NullModelsMatchTheReferenceTable) {
+  const NullCounts random = random_counts(2048, 6144, 2048);
+  const double random_i[] = {946, 320, 113, 48, 22, 9, 1},
+               random_u[] = {3150, 4243, 4922, 5113, 5134, 5150, 5182};
+  const double rope_i[] = {1822, 1442, 1035, 639, 332, 173, 62},
+               rope_u[] = {2274, 2671, 3169, 3756, 4349, 4820, 5081};
+  const double first[] = {2046, 2042, 2028, 1970, 1804, 1510, 853},
+               last[] = {1728, 1200, 713, 329, 131, 65, 1};
+  const Study rope = run(make_trace({rope_selections(2048, 6144, 2048)}, 2048, 2048));
+  for (std::size_t i = 0; i < kBlocks.size(); ++i) {
+    EXPECT_NEAR(random.intersection[i], random_i[i], 0.51) << kBlocks[i];
+    EXPECT_NEAR(random.united[i], random_u[i], 0.51) << kBlocks[i];
+    const BlockCounts& counts = rope.layers[0].blocks[i];
+    EXPECT_NEAR(mean(counts.intersection), rope_i[i], 0.51) << kBlocks[i];
+    EXPECT_NEAR(mean(counts.united), rope_u[i], 0.51) << kBlocks[i];
+    EXPECT_EQ(counts.intersection.front(), first[i]) << kBlocks[i];
+    EXPECT_EQ(counts.intersection.back(), last[i]) << kBlocks[i];
+  }
+}
+
+TEST(Study, ChanceLooksLikeChance) {
+  constexpr std::int64_t kTopk = 256, kQueries = 1280;
+  const Study s = run(make_trace({synthetic(kQueries, kTopk, 0, 0, 1, 5)}, kTopk, 0));
+  const NullCounts expected = random_counts(kTopk, kQueries - kTopk, kTopk);
+  for (std::size_t i = 0; i < kBlocks.size(); ++i) {
+    const BlockCounts& counts = s.layers[0].blocks[i];
+    const double blocks = static_cast<double>(counts.intersection.size());
+    EXPECT_NEAR(mean(counts.intersection), expected.intersection[i],
+                3.0 * std::sqrt(expected.intersection[i] / blocks) + 0.1);
+    EXPECT_NEAR(mean(counts.united), expected.united[i], 3.0 * std::sqrt(expected.united[i] / blocks));
+  }
+}
+
+TEST(Study, LayersAreCompared) {
+  constexpr std::int64_t kTopk = 32;
+  const Rows a = synthetic(400, kTopk, 4, 8, 2, 1), b = synthetic(400, kTopk, 4, 8, 2, 9);
+  const Study s = run(make_trace({a, a, b}, kTopk, 0));
+  EXPECT_FLOAT_EQ(s.between[1], 1.0f);
+  EXPECT_LT(s.between[2], 1.0f);
+  EXPECT_GT(s.between[2], 11.0f / 32.0f);
+  EXPECT_EQ(s.between[2], s.between[6]);
+}
+
+TEST(Study, ThreadsDoNotChangeABit) {
+  std::vector<Rows> layers;
+  for (unsigned i = 0; i < 4; ++i) layers.push_back(synthetic(300, 16, 2, 4, 3, i));
+  const Study a = run(make_trace(layers, 16, 0), 0, 1), b = run(make_trace(layers, 16, 0), 0, 4);
+  EXPECT_EQ(a.between, b.between);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    EXPECT_EQ(a.layers[i].map, b.layers[i].map);
+    EXPECT_EQ(a.layers[i].overlap, b.layers[i].overlap);
+  }
+}
+
+// --- Refusals ---
+
+void expect_refused(const std::vector<Rows>& layers, std::int64_t topk, const std::string& message) {
+  try {
+    run(make_trace(layers, topk, 0), 4, 4);
+    FAIL() << "expected: " << message;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::corrupt);
+    EXPECT_THAT(error.what(), testing::HasSubstr(message));
+  }
+}
+
+TEST(TraceRows, TheFirstBadOneIsNamed) {
+  const Rows good = synthetic(300, 16, 2, 4, 3, 1);
+  const auto changed = [&](std::int64_t query, std::int64_t slot, std::int32_t value) {
+    Rows rows = good;
+    rows[static_cast<std::size_t>(query * 16 + slot)] = value;
+    return rows;
+  };
+  const std::int32_t other = good[200 * 16 + 3];
+  expect_refused({good, changed(200, 4, other)}, 16, "layer 1, query 200 at position 200: key");
+  expect_refused({changed(200, 4, other)}, 16, "is there twice");
+  expect_refused({changed(100, 0, 101)}, 16,
+                 "layer 0, query 100 at position 100: key 101 comes after the query");
+  expect_refused({changed(100, 0, -2)}, 16, "key -2 is negative");
+  expect_refused({changed(100, 0, -1)}, 16, "it has 15 keys; it must have 16");
+  expect_refused({changed(2, 15, 0)}, 16,
+                 "query 2 at position 2: key 0 is there twice");  // before the studied ones
+  // The lowest bad layer is named, whatever the threads did.
+  expect_refused({good, changed(290, 0, -1), changed(3, 0, -1), changed(3, 0, -1)}, 16, "layer 1, query 290");
+}
+
+TEST(TraceRows, PaddingMayStandAnywhere) {
+  Rows rows = synthetic(64, 8, 2, 2, 3, 1);
+  std::mt19937 random(1);
+  for (std::int64_t t = 0; t < 64; ++t)
+    std::shuffle(rows.begin() + t * 8, rows.begin() + (t + 1) * 8, random);
+  EXPECT_EQ(run(make_trace({rows}, 8, 0)).queries, 56);
+}
+
+// --- Payloads ---
+
+class PayloadTest : public testing::Test {
+ protected:
+  PayloadTest()
+      : path_(std::filesystem::temp_directory_path() / ("basin_trace_" + std::to_string(getpid()))) {}
+  ~PayloadTest() override { std::filesystem::remove(path_); }
+
+  void write(const std::string& content) const { std::ofstream(path_, std::ios::binary) << content; }
+
+  // [tokens, layers, topk]
+  static Rows interleave(const std::vector<Rows>& layers, std::int64_t topk) {
+    Rows all;
+    for (std::size_t t = 0; t < layers[0].size() / static_cast<std::size_t>(topk); ++t) {
+      for (const Rows& rows : layers) {
+        const auto* from = rows.data() + static_cast<std::int64_t>(t) * topk;
+        all.insert(all.end(), from, from + topk);
+      }
+    }
+    return all;
+  }
+  static std::string as_bytes(const Rows& rows) {
+    return {reinterpret_cast<const char*>(rows.data()), rows.size() * 4};
+  }
+  void expect_rows(const Trace& trace, const std::vector<Rows>& layers) const {
+    ASSERT_EQ(trace.layers(), static_cast<std::int64_t>(layers.size()));
+    for (std::int64_t layer = 0; layer < trace.layers(); ++layer) {
+      const TraceLayer rows = trace.load(layer);
+      for (std::int64_t q = 0; q < trace.queries(); ++q) {
+        EXPECT_EQ(std::memcmp(rows.data + q * rows.stride,
+                              layers[static_cast<std::size_t>(layer)].data() + q * trace.topk(),
+                              static_cast<std::size_t>(trace.topk()) * 4),
+                  0);
+      }
+    }
+  }
+
+  std::filesystem::path path_;
+  std::vector<Rows> layers_ = {synthetic(40, 6, 1, 2, 3, 1), synthetic(40, 6, 1, 2, 3, 2),
+                               synthetic(40, 6, 0, 2, 3, 3)};
+};
+
+TEST_F(PayloadTest, SglangTextAndAnswer) {
+  const std::string payload = base64(as_bytes(interleave(layers_, 6)));
+  write(payload + "\n");
+  expect_rows(open_trace(path_, {3, 6}), layers_);
+  write("{\"text\":\"x\",\"meta_info\":{\"id\":1,\"indexer_topk\":\"" + payload + "\"}}");
+  expect_rows(open_trace(path_, {3, 6}), layers_);
+  EXPECT_THROW(open_trace(path_, {}), Error);
+  EXPECT_THROW(open_trace(path_, {7, 6}), Error);
+}
+
+TEST_F(PayloadTest, VllmNpy) {
+  const std::int64_t shape[] = {40, 3, 6};
+  const std::string npy = npy_header(DType::i32, shape) + as_bytes(interleave(layers_, 6));
+  write("\"" + base64(npy) + "\"");
+  expect_rows(open_trace(path_, {}), layers_);
+  EXPECT_THROW(open_trace(path_, {4, 0}), Error);
+}
+
+TEST_F(PayloadTest, ArraysByName) {
+  NpzWriter writer(path_);
+  const std::int64_t shape[] = {40, 6}, one[] = {40};
+  for (const std::size_t i : {1u, 0u, 2u}) {
+    writer.add("topk/layer_" + std::to_string(10 * i), shape, std::span<const std::int32_t>(layers_[i]));
+  }
+  Rows positions(40);
+  std::iota(positions.begin(), positions.end(), 0);
+  writer.add("q_pos", one, std::span<const std::int32_t>(positions));
+  writer.finish();
+  const Trace trace = open_trace(path_, {});
+  expect_rows(trace, layers_);
+  EXPECT_EQ(trace.number(2), 20);
+}
+
+TEST_F(PayloadTest, DamageIsRefusedOrRead) {
+  const std::string answer = "{\"indexer_topk\":\"" + base64(as_bytes(interleave(layers_, 6))) + "\"}";
+  std::mt19937 random(4);
+  for (int i = 0; i < 400; ++i) {
+    std::string bad = answer;
+    if (i % 2 == 0) bad.resize(random() % bad.size());
+    if (!bad.empty()) bad[random() % bad.size()] = static_cast<char>(random());
+    write(bad);
+    try {
+      const Trace trace = open_trace(path_, {3, 6});
+      run(trace, 6);
+    } catch (const Error&) {
+    }
+  }
+  for (const char* text :
+       {"", "  \n", "AAA", "AA=A", "AAAA====", "{", "[[[[", "{\"indexer_topk\": 5}", "\""}) {
+    write(text);
+    EXPECT_THROW(open_trace(path_, {1, 1}), Error) << text;
+  }
+}
+
+TEST(Base64, RoundTrip) {
+  for (std::size_t length = 0; length < 20; ++length) {
+    std::string bytes;
+    for (std::size_t i = 0; i < length; ++i) bytes += static_cast<char>(37 * i + 200);
+    const std::vector<std::byte> back = decode_base64(base64(bytes));
+    ASSERT_EQ(back.size(), length);
+    EXPECT_EQ(std::memcmp(back.data(), bytes.data(), length), 0);
+  }
+}
+
+}  // namespace
+}  // namespace basin::probe
