@@ -21,6 +21,7 @@ namespace {
 constexpr std::int64_t kMany = std::int64_t{1} << 40;  // beyond any sensible count, far from overflow
 constexpr std::int64_t kMostPageTokens = std::int64_t{1} << 20;
 constexpr std::int64_t kMostThreads = 1024;
+constexpr std::int64_t kMostMapBins = 1024;
 
 // A whole number in [low, high]; a suffix k means 1000, K means 1024.
 std::int64_t parse_integer(const std::string& flag, const std::string& text, std::int64_t low,
@@ -447,10 +448,78 @@ void check(const BenchServeArgs& args) {
   if (args.sink_tokens > 0 && !args.window) throw UsageError("--sink-tokens without --window");
 }
 
+void add_probe(CLI::App& app, ProbeArgs& args) {
+  add_common(app, args.model, false, false);
+  Options options(app);
+  options.path("--text-file", args.text_file, "UTF-8 text to read");
+  options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");
+  options.path("--trace", args.trace_file,
+               "recorded selections to study instead of a model: .npz, .safetensors, or a server's answer");
+  options.path("--out", args.out, "folder for report.html, summary.txt, summary.json, data.npz and figures/")
+      ->required();
+  options.integer(
+      "--max-tokens", 1, kMany, [&](std::int64_t n) { args.max_tokens = n; },
+      "read the first N tokens only (default: all)");
+  app.add_flag("--allow-beyond-context", args.allow_beyond_context,
+               "read a text beyond the trained context without a window, too");
+  options.integer(
+      "--map-bins", 16, kMostMapBins, [&](std::int64_t n) { args.map_bins = n; },
+      "most rows and columns of a map (default 512)");
+  options.integer(
+      "--topk", 1, kMany, [&](std::int64_t n) { args.topk = n; },
+      "with a model: record the K keys of largest mean weight of every query, as trace.npz; with a raw "
+      "trace: its width");
+  options.integer(
+      "--layers", 1, kMany, [&](std::int64_t n) { args.layers = n; }, "layers of a raw trace");
+  options.integer(
+      "--from-query", 1, kMany, [&](std::int64_t n) { args.from_query = n; },
+      "first query of the study of a trace (default: the width of its sets)");
+  options.real("--target", args.target, "share of the mass that the advised window keeps (default 0.95)");
+  app.add_flag_callback(
+      "--no-advice", [&args] { args.advise = false; }, "do not measure perplexity at the advised window");
+  add_json(app, args.json);
+}
+
+void check(const ProbeArgs& args, const CLI::App& app) {
+  if (!args.trace_file && args.model.model.empty()) {
+    throw UsageError("MODEL or --trace is needed", "see basin probe --help");
+  }
+  const std::vector<std::string_view> of_both = {"--out", "--json", "--topk"};
+  const std::vector<std::string_view> of_trace = {"--trace", "--layers", "--from-query"};
+  const auto listed = [](const std::vector<std::string_view>& flags, const std::string& flag) {
+    return std::find(flags.begin(), flags.end(), flag) != flags.end();
+  };
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string flag = option->get_name();
+    if (option->count() == 0 || listed(of_both, flag)) continue;
+    if (args.trace_file && !listed(of_trace, flag)) {
+      throw UsageError(fmt::format("{} has no meaning with --trace, which runs no model", flag),
+                       fmt::format("leave {} out", flag));
+    }
+    if (!args.trace_file && listed(of_trace, flag)) {
+      throw UsageError(fmt::format("{} belongs to --trace", flag), fmt::format("leave {} out", flag));
+    }
+  }
+  if (args.trace_file) return;
+  require_one({{"--text-file", args.text_file.has_value()}, {"--tokens", args.tokens_file.has_value()}});
+  if (args.target <= 0.0 || args.target >= 1.0) {
+    throw UsageError(fmt::format("--target is {}; it must lie between 0 and 1", args.target));
+  }
+  if (args.topk > 0 && args.model.stream.window) {
+    throw UsageError("--topk and --window exclude each other: sets are recorded of queries that see all keys",
+                     "leave one of them out");
+  }
+  if (args.allow_beyond_context && args.model.stream.window) {
+    throw UsageError("--allow-beyond-context and --window exclude each other",
+                     "a window reads any length already");
+  }
+  check(args.model);
+}
+
 void refuse_later_commands(int argc, const char* const* argv) {
   if (argc < 2) return;
   const std::string_view first = argv[1];
-  for (const std::string_view later : {"convert", "probe"}) {
+  for (const std::string_view later : {"convert"}) {
     if (first == later) {
       throw UsageError(fmt::format("'{}' is not in this build", later), "see basin --help for what is");
     }
@@ -520,6 +589,7 @@ Command parse(int argc, const char* const* argv) {
   TokenizeArgs tokenize;
   InfoArgs info;
   BenchArgs bench;
+  ProbeArgs probe;
   ServeArgs serve;
   ChatArgs chat;
   BenchServeArgs bench_serve;
@@ -544,6 +614,9 @@ Command parse(int argc, const char* const* argv) {
   add_json(*info_app, info.json);
   add_common(*bench_app, bench.model);
   add_json(*bench_app, bench.json);
+  CLI::App* const probe_app =
+      app.add_subcommand("probe", "See where attention goes, and what window a model needs");
+  add_probe(*probe_app, probe);
 
   std::string help_of = "basin";
   if (argc > 1 && argv[1][0] != '-') {
@@ -586,6 +659,10 @@ Command parse(int argc, const char* const* argv) {
     return tokenize;
   }
   if (info_app->parsed()) return info;
+  if (probe_app->parsed()) {
+    check(probe, *probe_app);
+    return probe;
+  }
   if (chat_app->parsed()) {
     check(chat);
     return chat;

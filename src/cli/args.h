@@ -96,13 +96,29 @@ struct BenchServeArgs {
   bool json = false;
 };
 
+struct ProbeArgs {
+  ModelArgs model;                        // the model is empty with a trace
+  std::optional<std::string> trace_file;  // either a model and one of the two texts, or this
+  std::optional<std::string> text_file, tokens_file;
+  std::string out;
+  std::optional<std::int64_t> max_tokens;
+  bool allow_beyond_context = false;
+  std::int64_t map_bins = 512;
+  std::int64_t topk = 0;        // of a model: width of the recorded sets, 0 = none; of a raw trace: its width
+  std::int64_t layers = 0;      // of a raw trace
+  std::int64_t from_query = 0;  // of a trace: first query of the study; 0 = topk
+  double target = 0.95;         // share of the mass to keep
+  bool advise = true;
+  bool json = false;
+};
+
 /// --help or --version: text for stdout, and nothing else to do.
 struct ShowText {
   std::string text;
 };
 
 using Command = std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, InfoArgs,
-                             BenchArgs, ServeArgs, ChatArgs, BenchServeArgs>;
+                             BenchArgs, ServeArgs, ChatArgs, BenchServeArgs, ProbeArgs>;
 
 /// Throws UsageError. Touches no file.
 Command parse(int argc, const char* const* argv);

@@ -12,6 +12,7 @@ int run(const LogitsArgs& args);
 int run(const TokenizeArgs& args);
 int run(const InfoArgs& args);
 int run(const BenchArgs& args);
+int run(const ProbeArgs& args);
 int run(const ServeArgs& args);
 int run(const ChatArgs& args);
 int run(const BenchServeArgs& args);

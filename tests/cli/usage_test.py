@@ -6,7 +6,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from helpers import CliTest  # noqa: E402
 
-COMMANDS = ("generate", "perplexity", "logits", "tokenize", "info", "bench")
+COMMANDS = ("generate", "perplexity", "logits", "tokenize", "info", "bench", "probe")
 # Every sub-command that runs a model, with what it needs besides MODEL. The model does not exist: argv comes first.
 RUNS = {
     "generate": ("--prompt", "x"),
@@ -22,7 +22,7 @@ class Usage(CliTest):
         for command in COMMANDS:
             self.assertIn(f"\n  {command} ", text)
             self.assertIn("Usage: basin " + command, self.ok(command, "--help").stdout.decode())
-        for later in ("convert", "probe"):
+        for later in ("convert",):
             self.assertNotIn(f"\n  {later} ", text)
 
     def test_version(self):
@@ -43,7 +43,7 @@ class Usage(CliTest):
         self.refused(2, "'' is not a command", "")
 
     def test_later_commands_by_name(self):
-        for command in ("convert", "probe"):
+        for command in ("convert",):
             self.refused(2, f"'{command}' is not in this build", command, "x")
         self.refused(2, "--url is missing", "bench", "serve")
         self.refused(2, "must begin with http://", "bench", "serve", "--url", "localhost:8000")

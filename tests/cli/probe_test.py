@@ -1,0 +1,100 @@
+"""basin probe on a golden model: the files of a report, going on after a kill, refusals."""
+import json
+import os
+import re
+import subprocess
+import time
+import unittest
+
+from helpers import BINARY, CliTest, copy_model, golden_model, write_tokens
+
+
+class Probe(CliTest):
+    def setUp(self):
+        self.tokens = write_tokens(self.place("tokens.safetensors"), [(i * 37 + 11) % 300 for i in range(120)])
+
+    def place(self, name):
+        """A path that no other test uses."""
+        return self.path(f"{self._testMethodName}_{name}")
+
+    def probe(self, *arguments):
+        return subprocess.run([BINARY, "probe", *arguments], capture_output=True, text=True)
+
+    def test_a_report_has_all_its_files(self):
+        out = self.place("report")
+        done = self.probe(golden_model("llama_tiny"), "--tokens", self.tokens, "--out", out, "--target", "0.5", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["tokens"], 120)
+        names = set(os.listdir(out))
+        self.assertLessEqual({"report.html", "summary.txt", "summary.json", "data.npz", "figures"}, names)
+        self.assertNotIn("layers", names)
+        with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
+            summary = json.load(file)
+        self.assertEqual(summary["schema"], "basin.probe.model/1")
+        self.assertLess(summary["largest_row_error"], 1e-5)
+        with open(os.path.join(out, "report.html"), encoding="utf-8") as file:
+            page = file.read()
+        data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1])
+        self.assertEqual(len(data["maps"]["layers"]), len(summary["layers"]))
+        self.assertEqual(re.findall(r'(?:src|href)="http', page), [])
+        self.assertTrue({"maps.svg", "heads.svg", "advice.svg"} <= set(os.listdir(os.path.join(out, "figures"))))
+
+    def test_a_killed_run_goes_on_and_gives_the_same_bytes(self):
+        arguments = [golden_model("llama_tiny"), "--tokens", self.tokens, "--no-advice", "--out"]
+        whole, cut = self.place("whole"), self.place("cut")
+        self.assertEqual(self.probe(*arguments, whole).returncode, 0)
+        process = subprocess.Popen([BINARY, "probe", *arguments, cut], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
+        state = os.path.join(cut, "layers", "state.safetensors")
+        while process.poll() is None and not os.path.exists(state):
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        done = self.probe(*arguments, cut)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("data.npz", "summary.json", "report.html"):
+            with open(os.path.join(whole, name), "rb") as a, open(os.path.join(cut, name), "rb") as b:
+                self.assertEqual(a.read(), b.read(), name)
+
+    def test_layers_of_another_run_are_not_mixed_in(self):
+        out = self.place("report")
+        os.makedirs(os.path.join(out, "layers"))
+        with open(os.path.join(out, "layers", "run.json"), "w", encoding="utf-8") as file:
+            file.write("{}")
+        done = self.probe(golden_model("llama_tiny"), "--tokens", self.tokens, "--out", out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("another run", done.stderr)
+
+    def test_refusals(self):
+        model, out = golden_model("llama_tiny"), self.place("report")
+        for arguments, code, message in [
+                ((model, "--tokens", self.tokens), 2, "--out"),
+                (("--out", out), 2, "MODEL or --trace"),
+                ((model, "--out", out), 2, "--text-file"),
+                (("--trace", "x.npz", "--window", "5", "--out", out), 2, "--window has no meaning"),
+                ((model, "--tokens", self.tokens, "--layers", "3", "--out", out), 2, "--layers belongs to --trace"),
+                ((model, "--tokens", self.tokens, "--target", "1.5", "--out", out), 2, "--target"),
+                ((model, "--tokens", self.tokens, "--window", "9", "--allow-beyond-context", "--out", out), 2,
+                 "exclude each other")]:
+            with self.subTest(arguments=arguments):
+                done = self.probe(*arguments)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(message, done.stderr)
+
+    def test_beyond_the_context_only_when_asked(self):
+        model = copy_model(self.place("short"), max_position_embeddings=64)
+        out = self.place("report")
+        done = self.probe(model, "--tokens", self.tokens, "--out", out)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("--allow-beyond-context", done.stderr)
+        done = self.probe(model, "--tokens", self.tokens, "--out", out, "--allow-beyond-context")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        streamed = self.place("streamed")
+        done = self.probe(model, "--tokens", self.tokens, "--out", streamed, "--sink-tokens", "2", "--window", "30")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(streamed, "summary.json"), encoding="utf-8") as file:
+            self.assertIn("first 2 + last 30", json.load(file)["reading"])
+
+
+if __name__ == "__main__":
+    unittest.main()
