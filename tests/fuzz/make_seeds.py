@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,gguf,tokenizer,chat}."""
+"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,gguf,tokenizer,chat,trace}."""
+import base64
+import io
 import json
 import struct
 import sys
+import zipfile
 from pathlib import Path
 
 
@@ -96,6 +99,36 @@ def gguf_sentence_piece():
     ]
 
 
+SELECTIONS = [[*range(t + 1), *[-1] * 4][:4] if t < 4 else [0, t - 2, t, t - 1] for t in range(8)]
+
+
+def npy(shape, values):
+    text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}\n"
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode() + struct.pack(f"<{len(values)}i", *values)
+
+
+def npz(arrays, method):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, content in arrays.items():
+            archive.writestr(name + ".npy", content)
+    return file.getvalue()
+
+
+def traces():
+    rows = sum(SELECTIONS, [])
+    layers = {f"topk/layer_{i}": npy((8, 4), rows) for i in range(2)}
+    both = [key for row in SELECTIONS for key in row * 2]  # [tokens, 2 layers, topk]
+    raw = base64.b64encode(struct.pack(f"<{len(both)}i", *both))
+    return {
+        "trace/stored": npz({**layers, "q_pos": npy((8,), range(8))}, zipfile.ZIP_STORED),
+        "trace/deflated": npz(layers, zipfile.ZIP_DEFLATED),
+        "trace/raw": raw,
+        "trace/answer": b'{"meta_info": {"indexer_topk": "' + raw + b'"}}',
+        "trace/npy": base64.b64encode(npy((8, 2, 4), both)),
+    }
+
+
 def main(directory):
     scalars = [
         key("general.alignment", 4, struct.pack("<I", 32)),
@@ -133,7 +166,7 @@ def main(directory):
         "tokenizer/scripts": "e\u0301\u00e9 \u4f60\u597d \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f469\u200d\U0001f680"
                              "\u00a0\u0130 \u1100\u1161".encode(),
     }
-    for name, data in files.items():
+    for name, data in {**files, **traces()}.items():
         path = Path(directory) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
