@@ -144,6 +144,11 @@ Schedule Batch::schedule() {
   schedule.available_pages = runner_.pool()->pages().available();
   std::int64_t running = 0, lookups = 0;
   for (const auto& sequence : sequences_) running += sequence->cache.has_value();
+  std::vector<const Sequence*> readers;  // of prompts, now or from this pass on
+  for (const auto& sequence : sequences_) {
+    if (sequence->cache && sequence->known_tokens() - sequence->computed_tokens() > 1)
+      readers.push_back(sequence.get());
+  }
   for (const auto& sequence : sequences_) {
     ScheduledSequence plan;
     plan.id = sequence->id;
@@ -159,6 +164,10 @@ Schedule Batch::schedule() {
     if (!plan.running && !plan.blocked && running < limits_.max_sequences && lookups < kMostLookups) {
       ++lookups;
       look_up(*sequence, plan);
+      // Of several prompts with one beginning the first computes it, and the others find it.
+      plan.blocked = std::ranges::any_of(
+          readers, [&](const Sequence* reader) { return can_wait_for(*sequence, *reader); });
+      if (!plan.blocked) readers.push_back(sequence.get());
     }
     schedule.sequences.push_back(std::move(plan));
   }
@@ -175,6 +184,20 @@ void Batch::look_up(Sequence& sequence, ScheduledSequence& plan) {
   plan.cached_pages =
       std::ranges::count_if(sequence.match.pages, [](std::int32_t page) { return page >= 0; });
   plan.cached_idle_pages = sequence.match.idle_pages;
+}
+
+// Whether `reader` is about to fill pages that `sequence`, which has been looked up, would find.
+bool Batch::can_wait_for(const Sequence& sequence, const Sequence& reader) const {
+  const kv::Policy &a = sequence.request->policy, &b = reader.request->policy;
+  const bool same_mask =
+      a.sink_tokens == b.sink_tokens && a.window == b.window && a.in_cache_positions == b.in_cache_positions;
+  if (!prefix_ || !same_mask || sequence.request->prompt_logprobs) return false;
+  const auto own =
+      std::span(sequence.history).first(sequence.history.size() - 1);  // one token is left to compute
+  const auto common = std::ranges::mismatch(own, reader.history).in1 - own.begin();
+  const std::int64_t shared_tokens = common / limits_.page_tokens * limits_.page_tokens;
+  const std::int64_t done = reader.cache ? reader.computed_tokens() : reader.match.tokens;
+  return shared_tokens > std::max(sequence.match.tokens, done);
 }
 
 void Batch::step() {

@@ -63,6 +63,7 @@ class Batch {
 
   Schedule schedule();
   void look_up(Sequence& sequence, ScheduledSequence& plan);
+  bool can_wait_for(const Sequence& sequence, const Sequence& reader) const;
   Sequence& find(std::uint64_t id) const;
   void start(Sequence& sequence);
   void preempt(Sequence& sequence);

@@ -234,6 +234,22 @@ TEST(Batch, TheSamePromptIsComputedOnce) {
   EXPECT_EQ(bench.answers.at({4, 0}).tokens, bench.answers.at({1, 0}).tokens);
 }
 
+TEST(Batch, PromptsThatComeTogetherAreComputedOnce) {
+  Bench bench(200, options(8, 16));
+  for (std::uint64_t id = 1; id <= 8; ++id) {
+    std::vector<std::int32_t> prompt = text(1, 80);
+    prompt.push_back(static_cast<std::int32_t>(id));  // unlike ends
+    bench.add(id, request(std::move(prompt), 2));
+  }
+  bench.add(9, request(text(2, 20), 2));  // has nothing to wait for
+  for (int step = 0; step < 3; ++step) bench.batch->step();
+  EXPECT_TRUE(bench.answers.contains({9, 0}));
+  ASSERT_TRUE(bench.run(1000));
+  for (std::uint64_t id = 2; id <= 8; ++id)
+    EXPECT_EQ(bench.answers.at({id, 0}).usage.cached_tokens, 80) << id;
+  EXPECT_EQ(bench.batch->metrics().computed_tokens, 81 + 7 * 1 + 20 + 9);
+}
+
 TEST(Batch, ChoicesShareThePromptAndDiffer) {
   Request asked = request(text(1, 41), 20);
   asked.choices = 4;
