@@ -5,6 +5,7 @@ BASIN_ENCODE_TOOL is the driver of tests/text/encode_tool.cc. BASIN_BINARY, when
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,8 +14,10 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "fuzz")]
 from corpus import SENTENCES, random_texts  # noqa: E402
+from make_seeds import gguf, key, string, strings  # noqa: E402
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -119,7 +122,27 @@ def with_byte_tokens(tokenizer):
     return Tokenizer.from_str(json.dumps(document))
 
 
-def train(family, directory):
+# The families that GGUF files name.
+GGUF_NAMES = {"gpt2": "gpt-2", "smollm": "smollm", "qwen": "qwen2", "llama3": "llama-bpe", "gpt4o": "gpt-4o",
+              "deepseek_llm": "deepseek-llm", "deepseek_coder": "deepseek-coder", "deepseek_v3": "deepseek-v3"}
+
+
+def write_gguf(tokenizer, name, path):
+    document = json.loads(tokenizer.to_str())
+    added = {token["id"]: token for token in document["added_tokens"]}
+    size = tokenizer.get_vocab_size()
+    types = [1 if number not in added else 3 if added[number]["special"] else 4 for number in range(size)]
+    path.write_bytes(gguf([
+        key("tokenizer.ggml.model", 8, string("gpt2")),
+        key("tokenizer.ggml.pre", 8, string(name)),
+        strings("tokenizer.ggml.tokens", [tokenizer.id_to_token(number) for number in range(size)]),
+        key("tokenizer.ggml.token_type", 9, struct.pack(f"<IQ{size}i", 5, size, *types)),
+        strings("tokenizer.ggml.merges", [" ".join(merge) for merge in document["model"]["merges"]]),
+        key("tokenizer.ggml.bos_token_id", 4, struct.pack("<I", 1)),
+    ]))
+
+
+def train(family, directory, extras=True):
     spec = FAMILIES[family]
     tokenizer = Tokenizer(models.BPE(**spec.get("model", {})))
     if spec.get("nfc"):
@@ -141,9 +164,12 @@ def train(family, directory):
     tokenizer.train_from_iterator(corpus, trainer)
     if spec.get("fallback"):
         tokenizer = with_byte_tokens(tokenizer)
-    tokenizer.add_tokens(["<tool>", "</tool>", AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True),
-                          AddedToken("cafe\u0301", normalized=True), AddedToken("<tool", normalized=False)])
-    tokenizer.add_special_tokens([AddedToken("<pad-both>", lstrip=True, rstrip=True)])
+    if extras:  # white space and normalisation of added tokens are what a GGUF file cannot say
+        tokenizer.add_tokens(["<tool>", "</tool>", AddedToken("<left>", lstrip=True), AddedToken("<right>", rstrip=True),
+                              AddedToken("cafe\u0301", normalized=True), AddedToken("<tool", normalized=False)])
+        tokenizer.add_special_tokens([AddedToken("<pad-both>", lstrip=True, rstrip=True)])
+    else:
+        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ("<tool>", "</tool>", "<tool")])
     if spec.get("bos"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{spec['bos']} $A", special_tokens=[(spec["bos"], tokenizer.token_to_id(spec["bos"]))])
@@ -178,6 +204,17 @@ class Oracle(unittest.TestCase):
                     if not any(t in text for t in ("<left>", "<right>", "<pad-both>")):
                         self.assertEqual(answer["text"], text)
 
+    def compare_gguf(self, family):
+        with tempfile.TemporaryDirectory() as name:
+            tokenizer = train(family, Path(name), extras=False)
+            path = Path(name) / "model.gguf"
+            write_gguf(tokenizer, GGUF_NAMES[family], path)
+            for special in (True, False):
+                tokenizer.encode_special_tokens = not special
+                for text, answer in zip(self.texts, self.encode(path, special), strict=True):
+                    expected = tokenizer.encode(text, add_special_tokens=False).ids
+                    self.assertEqual(answer["ids"], expected, f"{family}: {text!r}")
+
     def test_program(self):
         program = os.environ.get("BASIN_BINARY", "")
         if not Path(program).is_file():
@@ -205,6 +242,8 @@ def add_cases():
 
 
 add_cases()
+for gguf_family in GGUF_NAMES:
+    setattr(Oracle, f"test_gguf_{gguf_family}", lambda self, f=gguf_family: self.compare_gguf(f))
 
 if __name__ == "__main__":
     unittest.main()
