@@ -45,6 +45,25 @@ TEST(AttentionCudaPlan, FewRowsDecodeAndManyPrefill) {
   EXPECT_EQ(path_and_rows(8, 0, 64), "decode8");
 }
 
+TEST(AttentionCudaPlan, FewSegmentsHaveAMultiprocessorEach) {
+  const auto alone = [](std::int64_t batch, std::int64_t h_kv, std::int64_t d, std::int64_t max_kv) {
+    return plan(shape(batch, 4 * h_kv, h_kv, d, 1, max_kv), kMultiprocessors).alone;
+  };
+  EXPECT_TRUE(alone(1, 8, 64, 16 * 1024));       // 128 segments
+  EXPECT_FALSE(alone(1, 8, 64, 16 * 1024 + 1));  // 136
+  EXPECT_TRUE(alone(132, 1, 128, 1024));
+  EXPECT_FALSE(alone(133, 1, 128, 1024));
+  EXPECT_FALSE(alone(1, 1, 192, 1024));  // these have one CTA a multiprocessor anyway
+  EXPECT_FALSE(plan(shape(1, 9, 1, 64, 1, 1024), kMultiprocessors).alone);
+
+  const Plan few = plan(shape(1, 32, 8, 128, 1, 8192), kMultiprocessors);
+  const Plan many = plan(shape(64, 32, 8, 128, 1, 8192), kMultiprocessors);
+  EXPECT_EQ(few.ctas, 64);
+  EXPECT_EQ(many.ctas, 264);
+  EXPECT_GT(find_instance(few, DType::bf16, false).shared_bytes,
+            find_instance(many, DType::bf16, false).shared_bytes);
+}
+
 TEST(AttentionCudaPlan, ASecondQueryWithManyRowsExtends) {
   Shape s = shape(2, 16, 2, 64, 100, 5000);
   s.second_query = true;

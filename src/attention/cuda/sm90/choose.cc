@@ -8,7 +8,7 @@ namespace {
 
 /// As many as registers and shared memory hold (decode.cuh).
 int decode_ctas_per_multiprocessor(const Plan& plan) {
-  return plan.rows * plan.d_qk <= 1024 ? 2 : 1;
+  return plan.rows * plan.d_qk <= 1024 && !plan.alone ? 2 : 1;
 }
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
@@ -74,6 +74,7 @@ Plan plan(const Shape& shape, int multiprocessors) {
   // A row without keys counts as one segment: its output must be written.
   plan.segments = std::max<std::int64_t>(divide_up(shape.max_kv_tokens, sizes.segment_keys), 1);
   plan.units = product(product(shape.batch, shape.h_kv), plan.segments);
+  plan.alone = plan.rows == 8 && plan.d_qk <= 128 && plan.units <= multiprocessors;
   // The kernel deals segments to gangs of h_kv CTAs, one for each key head.
   const std::int64_t gangs =
       std::min(std::int64_t{decode_ctas_per_multiprocessor(plan)} * multiprocessors / shape.h_kv,

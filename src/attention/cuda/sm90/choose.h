@@ -76,6 +76,7 @@ struct Plan {
   int rows = 0;                     // query rows of a CTA
   std::int64_t units = 0;           // pieces of work, at most
   int ctas = 0;                     // grid
+  bool alone = false;               // decode: a CTA may take all memory of its multiprocessor
   std::int64_t segments = 0;        // decode, extend: of one row, at most
   int block_tokens = 0;             // extend: query tokens of a block of rows
   std::int64_t blocks = 1;          // extend: of one sequence, at most

@@ -25,9 +25,9 @@
 namespace basin::attention::sm90 {
 
 /// The warpgroup of decode that computes.
-template <typename T, int kDqk, int kDv, int kRows, bool kCap>
+template <typename T, int kDqk, int kDv, int kRows, bool kCap, bool kAlone>
 struct Decode {
-  using L = DecodeLayout<T, kDqk, kDv, kRows, kCap>;
+  using L = DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlone>;
   using Work = typename L::Work;
   using RowSum = typename L::RowSum;
   using Shared = typename L::Shared;
@@ -576,13 +576,13 @@ struct Decode {
   static_assert(kStateFloats % 4 == 0, "states are read sixteen bytes at a time");
 };
 
-template <typename T, int kDqk, int kDv, int kRows, bool kCap>
-__global__ void __launch_bounds__((DecodeLayout<T, kDqk, kDv, kRows, kCap>::kThreads),
-                                  (DecodeLayout<T, kDqk, kDv, kRows, kCap>::kCtasPerSm))
+template <typename T, int kDqk, int kDv, int kRows, bool kCap, bool kAlone>
+__global__ void __launch_bounds__((DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlone>::kThreads),
+                                  (DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlone>::kCtasPerSm))
     decode_kernel(const __grid_constant__ Arguments arguments, const __grid_constant__ CUtensorMap q_map,
                   const __grid_constant__ CUtensorMap q_sink_map, const __grid_constant__ CUtensorMap k_map,
                   const __grid_constant__ CUtensorMap v_map) {
-  using D = DecodeLayout<T, kDqk, kDv, kRows, kCap>;
+  using D = DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlone>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename D::Shared*>(memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
@@ -608,14 +608,14 @@ __global__ void __launch_bounds__((DecodeLayout<T, kDqk, kDv, kRows, kCap>::kThr
     DecodeFeed<D>::feed(arguments, q_map, q_sink_map, k_map, v_map, shared,
                         static_cast<int>(threadIdx.x) % 32);
   } else {
-    Decode<T, kDqk, kDv, kRows, kCap>::consume(arguments, shared);
+    Decode<T, kDqk, kDv, kRows, kCap, kAlone>::consume(arguments, shared);
   }
 }
 
-template <typename T, int kDqk, int kDv, int kRows, bool kCap>
+template <typename T, int kDqk, int kDv, int kRows, bool kCap, bool kAlone>
 Instance decode_instance() {
-  using D = DecodeLayout<T, kDqk, kDv, kRows, kCap>;
-  return {reinterpret_cast<const void*>(&decode_kernel<T, kDqk, kDv, kRows, kCap>), D::kThreads,
+  using D = DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlone>;
+  return {reinterpret_cast<const void*>(&decode_kernel<T, kDqk, kDv, kRows, kCap, kAlone>), D::kThreads,
           static_cast<int>(sizeof(typename D::Shared)), kRows};
 }
 

@@ -8,7 +8,8 @@
 
 namespace basin::attention::sm90 {
 
-template <typename T, int kDqk, int kDv, int kBlockRows, bool kCap>
+/// kAlone: there are no more CTAs than multiprocessors, so that one may have a whole one.
+template <typename T, int kDqk, int kDv, int kBlockRows, bool kCap, bool kAlone>
 struct DecodeLayout {
   using Element = T;
   static constexpr int kQkColumns = kDqk, kVColumns = kDv, kRows = kBlockRows;
@@ -19,7 +20,7 @@ struct DecodeLayout {
   static constexpr int kConsumers = 128;
   static constexpr int kThreads = kConsumers + 32;
   // Two CTAs on an SM hide each other's waits; more rows need the registers of both.
-  static constexpr int kCtasPerSm = kRows * kDqk <= 1024 ? 2 : 1;
+  static constexpr int kCtasPerSm = kRows * kDqk <= 1024 && !kAlone ? 2 : 1;
   static constexpr int kWide = kDqk > kDv ? kDqk : kDv;
   static constexpr int kSlots = 96 * 1024 / (kTile * kWide * 2) * (kCtasPerSm == 2 ? 1 : 2) -
                                 (kRows == 64 ? 2 : 0) - (kDv > 128 && kRows > 8 ? 1 : 0);

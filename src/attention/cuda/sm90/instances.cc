@@ -17,6 +17,9 @@ Instance of_path(const Plan& plan) {
   if (plan.path == Path::extend) return extend_instance<T, kDqk, kDv, kCap>();
   switch (plan.rows) {
     case 8:
+      if constexpr (kDqk <= 128) {
+        if (plan.alone) return decode_instance<T, kDqk, kDv, 8, kCap, true>();
+      }
       return decode_instance<T, kDqk, kDv, 8, kCap>();
     case 16:
       return decode_instance<T, kDqk, kDv, 16, kCap>();

@@ -18,8 +18,9 @@ struct Instance {
 template <typename T, int kDqk, int kDv, bool kCap>
 Instance prefill_instance();
 
-/// Attention of a few query rows over segments of the keys: decode.cuh. kRows rows of one group of query heads.
-template <typename T, int kDqk, int kDv, int kRows, bool kCap>
+/// Attention of a few query rows over segments of the keys: decode.cuh. kRows rows of one group of query heads; kAlone: for
+/// plans that are `alone`.
+template <typename T, int kDqk, int kDv, int kRows, bool kCap, bool kAlone = false>
 Instance decode_instance();
 
 /// Attention of blocks of query rows over segments of the keys: extend.cuh.
