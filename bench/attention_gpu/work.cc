@@ -57,8 +57,8 @@ Sizes sizes_of(const Work& work) {
   const auto bytes = [](std::int64_t elements) {
     return (elements * kElementBytes + kAlignment - 1) / kAlignment * kAlignment;
   };
-  return {bytes(query_rows(work) * work.h_q * work.d_qk), bytes(key_rows(work) * work.h_kv * work.d_qk),
-          bytes(key_rows(work) * work.h_kv * work.d_v)};
+  return {bytes(query_rows(work) * work.h_q * work.d_qk) * (work.second_query ? 2 : 1),
+          bytes(key_rows(work) * work.h_kv * work.d_qk), bytes(key_rows(work) * work.h_kv * work.d_v)};
 }
 
 template <typename T>
@@ -81,7 +81,7 @@ std::vector<Work> all_work() {
                        std::vector<std::int64_t> kv_tokens, std::int64_t page_tokens = 0,
                        attention::Mask mask = {}, bool sink_logit = true) {
     works.push_back({name + " " + heads.text(), heads.h_q, 8, heads.d_qk, heads.d_v, q_tokens,
-                     std::move(kv_tokens), page_tokens, mask, sink_logit});
+                     std::move(kv_tokens), page_tokens, mask, sink_logit, false});
   };
   for (const Heads& heads : {d128, d64}) {
     add("prefill causal 1x16k", heads, 16384, sequences(1, 16384));
@@ -113,6 +113,10 @@ std::vector<Work> all_work() {
     add("decode 64x8k, no sink_logit", heads, 1, sequences(64, 8192), 64, {}, false);
     for (const std::int64_t page_tokens : {1, 16, 32, 128, 256})
       add(fmt::format("decode 64x8k, pages of {}", page_tokens), heads, 1, sequences(64, 8192), page_tokens);
+    for (const auto& [batch, tokens] :
+         {std::pair<std::int64_t, std::int64_t>{1, 8192}, {1, 131072}, {8, 32768}, {64, 8192}})
+      add(fmt::format("decode {}x{}, contiguous", batch, size_text(tokens)), heads, 1,
+          sequences(batch, tokens));
     for (const std::int64_t batch : {1, 64}) {
       for (const std::int64_t tokens : {8192, 16384, 1048576})
         add(fmt::format("decode {}x{}, 1024 sink tokens + window 7168", batch, size_text(tokens)), heads, 1,
@@ -124,6 +128,12 @@ std::vector<Work> all_work() {
     for (int i = 0; i < 64; ++i) lengths.push_back(static_cast<std::int64_t>(std::exp(exponent(random))));
     add("decode 64 ragged, 100..32k", heads, 1, lengths, 64);
     add("decode 64x8k, 4 query tokens", heads, 4, sequences(64, 8192), 64);
+    for (const auto& [batch, q_tokens] :
+         {std::pair<std::int64_t, std::int64_t>{1, 512}, {1, 2048}, {8, 64}}) {
+      add(fmt::format("extend {}x{} of 16k, 1024 sink tokens + window 7168, in cache", batch, q_tokens),
+          heads, q_tokens, sequences(batch, 16384), 64, {.window = 7168, .sink_tokens = 1024});
+      works.back().second_query = true;
+    }
   }
   return works;
 }
@@ -163,6 +173,8 @@ Prepared::Prepared(const Work& work, const DeviceMemory& noise, std::size_t nois
   forward_.max_q_tokens = work.q_tokens;
   forward_.max_kv_tokens = most;
   forward_.q = contiguous<const void*>(memory, dtype, {rows, work.h_q, work.d_qk});
+  if (work.second_query)
+    forward_.q_sink = contiguous<const void*>(memory + sizes.q / 2, dtype, {rows, work.h_q, work.d_qk});
   out_ = allocate(static_cast<std::size_t>(rows * work.h_q * work.d_v * kElementBytes));
   forward_.out = contiguous<void*>(out_.get(), dtype, {rows, work.h_q, work.d_v});
   std::vector<std::int32_t> q_begin, kv_begin, kv_tokens;

@@ -18,6 +18,8 @@ struct Work {
   std::int64_t page_tokens = 0;           // 0: ragged, contiguous
   attention::Mask mask{};
   bool sink_logit = true;
+  bool second_query =
+      false;  // keys below sink_tokens are scored with a query of their own (in-cache positions)
 };
 
 /// The rows of the table, in its order.
