@@ -20,7 +20,7 @@ struct Heads {
   std::int64_t d_qk, d_v, tile, segment;
 };
 constexpr Heads kHeads[] = {
-    {64, 64, 128, 1024}, {128, 128, 128, 1024}, {192, 128, 128, 1024}, {256, 256, 64, 2048}};
+    {64, 64, 128, 1024}, {128, 128, 128, 1024}, {192, 128, 128, 2048}, {256, 256, 64, 2048}};
 inline std::string text(const Heads& heads) {
   return "d_qk " + std::to_string(heads.d_qk) + ", d_v " + std::to_string(heads.d_v);
 }

@@ -39,7 +39,7 @@ inline constexpr HeadSizes kHeadSizes[] = {
     // d_qk, d_v, tile_keys, segment_keys, prefill_rows, decode_rows, total_bytes
     {64, 64, 128, 1024, 192, 64, 0},
     {128, 128, 128, 1024, 128, 32, 0},
-    {192, 128, 128, 1024, 128, 32, 65536},
+    {192, 128, 128, 2048, 128, 32, 65536},
     {256, 256, 64, 2048, 128, 32, 131072},
 };
 

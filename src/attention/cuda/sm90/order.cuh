@@ -15,9 +15,9 @@ inline constexpr int kStepKeys = 16;
 constexpr int tile_keys(int d_qk) {
   return d_qk <= 192 ? 128 : 64;
 }
-/// Keys per segment, the unit that CTAs may share out.
+/// Keys per segment, the unit that CTAs may share out. Totals of wide heads lie in L2, so they are folded half as often.
 constexpr int segment_keys(int d_qk) {
-  return d_qk <= 192 ? 1024 : 2048;
+  return d_qk <= 128 ? 1024 : 2048;
 }
 constexpr int segment_tiles(int d_qk) {
   return segment_keys(d_qk) / tile_keys(d_qk);
