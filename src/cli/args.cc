@@ -107,8 +107,8 @@ class Options {
     return text(flag, set, "FILE", help);
   }
   // `set` gets the index of the word given.
-  void choice(const std::string& flag, const std::vector<std::string>& words,
-              const std::function<void(std::size_t)>& set, const std::string& help) {
+  CLI::Option* choice(const std::string& flag, const std::vector<std::string>& words,
+                      const std::function<void(std::size_t)>& set, const std::string& help) {
     const auto parse = [=](const std::string& value) {
       const auto found = std::find(words.begin(), words.end(), value);
       if (found == words.end()) {
@@ -116,7 +116,7 @@ class Options {
       }
       set(static_cast<std::size_t>(found - words.begin()));
     };
-    text(flag, parse, fmt::format("{}", fmt::join(words, "|")), help);
+    return text(flag, parse, fmt::format("{}", fmt::join(words, "|")), help);
   }
 
  private:
@@ -516,14 +516,34 @@ void check(const ProbeArgs& args, const CLI::App& app) {
   check(args.model);
 }
 
-void refuse_later_commands(int argc, const char* const* argv) {
-  if (argc < 2) return;
-  const std::string_view first = argv[1];
-  for (const std::string_view later : {"convert"}) {
-    if (first == later) {
-      throw UsageError(fmt::format("'{}' is not in this build", later), "see basin --help for what is");
-    }
-  }
+void add_convert(CLI::App& app, ConvertArgs& args) {
+  const auto name_of = [](const char* word, std::string& target) {
+    return [word, &target](const std::string& value) {
+      if (value.empty())
+        throw UsageError(fmt::format("{} is empty; it must name a file or a directory", word));
+      target = value;
+    };
+  };
+  app.add_option_function<std::string>("IN", name_of("IN", args.in), kModelHelp)->type_name("")->required();
+  app.add_option_function<std::string>("OUT", name_of("OUT", args.out),
+                                       "a .gguf file, a .safetensors file, or a directory to make")
+      ->type_name("")
+      ->required();
+  static const std::vector<DType> kTypes = {DType::f32,  DType::f16,  DType::bf16, DType::q8_0,
+                                            DType::q4_0, DType::q4_1, DType::q5_0, DType::q5_1,
+                                            DType::q4_k, DType::q5_k, DType::q6_k, DType::mxfp4};
+  std::vector<std::string> words;
+  for (const DType type : kTypes) words.emplace_back(name(type));
+  Options options(app);
+  options
+      .choice(
+          "--type", words, [&](std::size_t i) { args.type = kTypes[i]; },
+          "what matrices become; vectors become f32, and what has its type already is copied bit for bit")
+      ->required();
+  options.integer(
+      "--threads", 1, kMostThreads, [&](std::int64_t n) { args.threads = static_cast<int>(n); },
+      "threads; never changes a result (default: one per core)");
+  add_json(app, args.json);
 }
 
 // Flags may be spelled with `_` for `-`. Values are left alone.
@@ -564,7 +584,6 @@ std::vector<std::string> normalise(int argc, const char* const* argv, const CLI:
 }  // namespace
 
 Command parse(int argc, const char* const* argv) {
-  refuse_later_commands(argc, argv);
   // `bench serve` is a command of its own; a model of that name is ./serve.
   std::vector<const char*> shifted(argv, argv + argc);
   if (argc > 2 && std::string_view(argv[1]) == "bench" && std::string_view(argv[2]) == "serve") {
@@ -587,6 +606,7 @@ Command parse(int argc, const char* const* argv) {
   PerplexityArgs perplexity;
   LogitsArgs logits;
   TokenizeArgs tokenize;
+  ConvertArgs convert;
   InfoArgs info;
   BenchArgs bench;
   ProbeArgs probe;
@@ -597,6 +617,8 @@ Command parse(int argc, const char* const* argv) {
   CLI::App* const perplexity_app = app.add_subcommand("perplexity", "Score a text, token by token");
   CLI::App* const logits_app = app.add_subcommand("logits", "Write the logits of every token");
   CLI::App* const tokenize_app = app.add_subcommand("tokenize", "Show the tokens of a text");
+  CLI::App* const convert_app =
+      app.add_subcommand("convert", "Write a model again with another type of weights");
   CLI::App* const info_app = app.add_subcommand("info", "Describe this build and machine, or a model");
   CLI::App* const bench_app = app.add_subcommand("bench", "Measure speed against this machine's ceilings");
   CLI::App* const serve_app = app.add_subcommand("serve", "Answer over HTTP, as OpenAI's servers do");
@@ -610,6 +632,7 @@ Command parse(int argc, const char* const* argv) {
   add_perplexity(*perplexity_app, perplexity);
   add_logits(*logits_app, logits);
   add_tokenize(*tokenize_app, tokenize);
+  add_convert(*convert_app, convert);
   add_model(*info_app, info.model);
   add_json(*info_app, info.json);
   add_common(*bench_app, bench.model);
@@ -658,6 +681,7 @@ Command parse(int argc, const char* const* argv) {
     check_text("--text", tokenize.text);
     return tokenize;
   }
+  if (convert_app->parsed()) return convert;
   if (info_app->parsed()) return info;
   if (probe_app->parsed()) {
     check(probe, *probe_app);

@@ -49,6 +49,13 @@ struct TokenizeArgs {
   bool json = false;
 };
 
+struct ConvertArgs {
+  std::string in, out;
+  DType type = DType::f32;
+  int threads = 0;  // 0 = one per core
+  bool json = false;
+};
+
 struct InfoArgs {
   std::optional<std::string> model;
   bool json = false;
@@ -117,8 +124,8 @@ struct ShowText {
   std::string text;
 };
 
-using Command = std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, InfoArgs,
-                             BenchArgs, ServeArgs, ChatArgs, BenchServeArgs, ProbeArgs>;
+using Command = std::variant<ShowText, GenerateArgs, PerplexityArgs, LogitsArgs, TokenizeArgs, ConvertArgs,
+                             InfoArgs, BenchArgs, ServeArgs, ChatArgs, BenchServeArgs, ProbeArgs>;
 
 /// Throws UsageError. Touches no file.
 Command parse(int argc, const char* const* argv);

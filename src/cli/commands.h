@@ -10,6 +10,7 @@ int run(const GenerateArgs& args);
 int run(const PerplexityArgs& args);
 int run(const LogitsArgs& args);
 int run(const TokenizeArgs& args);
+int run(const ConvertArgs& args);
 int run(const InfoArgs& args);
 int run(const BenchArgs& args);
 int run(const ProbeArgs& args);

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
-#include <string>
+
+#include "weights/atomic_file.h"
 
 namespace basin::cli {
 
@@ -12,10 +13,7 @@ class LogitsFile {
  public:
   /// Creates a temporary file beside `path`, so that an unwritable place is known before any work. Throws
   /// Error(io | invalid_argument).
-  explicit LogitsFile(const std::filesystem::path& path);
-  ~LogitsFile();  // removes the temporary file unless finish() ran
-  LogitsFile(const LogitsFile&) = delete;
-  LogitsFile& operator=(const LogitsFile&) = delete;
+  explicit LogitsFile(const std::filesystem::path& path) : file_(path) {}
 
   /// Writes the header of `logits` [rows, columns]. Once, before the first append().
   void begin(std::int64_t rows, std::int64_t columns);
@@ -24,11 +22,7 @@ class LogitsFile {
   void finish();
 
  private:
-  void write(const void* data, std::size_t bytes);
-
-  std::filesystem::path path_;
-  std::string temporary_;  // empty once renamed
-  int descriptor_ = -1;
+  weights::AtomicFile file_;
   std::int64_t missing_ = 0;  // values
 };
 

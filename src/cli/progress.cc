@@ -27,17 +27,19 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-std::string progress_text(const std::string& label, std::int64_t done, std::int64_t total, double seconds) {
+std::string progress_text(const std::string& label, const std::string& unit, std::int64_t done,
+                          std::int64_t total, double seconds) {
   const double rate = seconds > 0.0 ? static_cast<double>(done) / seconds : 0.0;
   const double percent = total > 0 ? 100.0 * static_cast<double>(done) / static_cast<double>(total) : 100.0;
-  std::string text = fmt::format("{}  {}/{} tokens  {:.0f}%  {:.0f}/s", label, done, total, percent, rate);
+  std::string text = fmt::format("{}  {}/{} {}  {:.0f}%  {:.0f}/s", label, done, total, unit, percent, rate);
   if (rate > 0.0 && done < total) {
     text += "  ETA " + duration(static_cast<double>(total - done) / rate);
   }
   return text;
 }
 
-Progress::Progress(std::string label) : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) == 1) {}
+Progress::Progress(std::string label, std::string unit)
+    : label_(std::move(label)), unit_(std::move(unit)), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 Progress::~Progress() {
   clear_bar();
@@ -60,7 +62,7 @@ void Progress::update(std::int64_t done, std::int64_t total) {
     const std::int64_t cells = total > 0 ? kBarCells * done / total : kBarCells;
     const std::string bar = std::string(static_cast<std::size_t>(cells), '#') +
                             std::string(static_cast<std::size_t>(kBarCells - cells), '.');
-    fmt::print(stderr, "\r[{}] {}\x1b[K", bar, progress_text(label_, done, total, seconds));
+    fmt::print(stderr, "\r[{}] {}\x1b[K", bar, progress_text(label_, unit_, done, total, seconds));
     std::fflush(stderr);
     bar_shown_ = true;
     drawn_ = now;
@@ -69,7 +71,7 @@ void Progress::update(std::int64_t done, std::int64_t total) {
   const double fraction = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1.0;
   if (seconds < kQuietSeconds || done >= total) return;
   if (fraction - line_fraction_ < kLineFraction && since < kLineSeconds) return;
-  print_note(progress_text(label_, done, total, seconds));
+  print_note(progress_text(label_, unit_, done, total, seconds));
   drawn_ = now;
   line_fraction_ = fraction;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "models/gguf_reader.h"
 #include "models/json_reader.h"
@@ -42,5 +43,10 @@ extern const Architecture kGemma3;
 extern const Architecture kGptOss;
 extern const Architecture kLlama;
 extern const Architecture kQwen3;
+
+/// By the name that a file's format has for it: `spelling` is &Architecture::name or gguf_name; `where` names the file. Throws
+/// Error(unsupported) that lists the known.
+const Architecture& find_architecture(const std::string& name, const char* Architecture::*spelling,
+                                      const std::string& where);
 
 }  // namespace basin::models

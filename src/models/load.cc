@@ -8,6 +8,7 @@
 #include "models/architecture.h"
 #include "models/config.h"
 #include "models/decoder.h"
+#include "models/f8_config.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "weights/gguf.h"
@@ -24,27 +25,20 @@ constexpr std::array<const Architecture*, 4> kArchitectures = {&kLlama, &kQwen3,
 
 constexpr std::uint64_t kMaxConfigBytes = 16u << 20;
 
-// `spelling` is the name that the file's format has for an architecture.
-const Architecture& find_architecture(const std::string& name, const char* Architecture::*spelling,
-                                      const std::string& where) {
-  for (const Architecture* architecture : kArchitectures) {
-    if (name == architecture->*spelling) return *architecture;
-  }
-  throw Error(ErrorCode::unsupported,
-              fmt::format("{}: the architecture '{}' is not supported", where, name.substr(0, 100)),
-              "supported are " + supported_architectures());
-}
-
 Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
   const fs::path config_path = directory / "config.json";
-  const nlohmann::json json = weights::read_json_object(config_path, kMaxConfigBytes);
+  nlohmann::json json = weights::read_json_object(config_path, kMaxConfigBytes);
   if (!json.contains("model_type") || !json["model_type"].is_string()) {
     throw Error(ErrorCode::corrupt, fmt::format("{} has no 'model_type'", config_path.string()));
   }
   const Architecture& architecture =
       find_architecture(json["model_type"].get<std::string>(), &Architecture::name, config_path.string());
+  const std::optional<weights::F8Block> f8_block = take_f8_block(json, config_path.string());
   ModelConfig config = read_hf_config(json, architecture, config_path.string());
-  auto file = std::make_shared<weights::SafetensorsFile>(weights::read_safetensors(tensors));
+  auto file = std::make_shared<weights::SafetensorsFile>(tensors.extension() == ".json"
+                                                             ? weights::read_safetensors_index(tensors)
+                                                             : weights::read_safetensors(tensors));
+  if (f8_block) weights::expand_f8(*file, *f8_block, tensors.string());
   Loaded loaded;
   loaded.model = make_decoder(architecture, Format::hugging_face, std::move(config),
                               TensorTable(file->tensors, tensors.string()), file);
@@ -91,18 +85,26 @@ Loaded load_gguf(const fs::path& path) {
 
 }  // namespace
 
+const Architecture& find_architecture(const std::string& name, const char* Architecture::*spelling,
+                                      const std::string& where) {
+  for (const Architecture* architecture : kArchitectures) {
+    if (name == architecture->*spelling) return *architecture;
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{}: the architecture '{}' is not supported", where, name.substr(0, 100)),
+              "supported are " + supported_architectures());
+}
+
 Loaded load(const fs::path& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
     const fs::path single = path / "model.safetensors";
     if (fs::exists(single, ignored)) return load_safetensors(single, path);
-    if (fs::exists(path / "model.safetensors.index.json", ignored)) {
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("{} is a checkpoint in several files, which is not supported", path.string()),
-                  "use a model of one model.safetensors, or a .gguf file");
-    }
+    const fs::path index = path / "model.safetensors.index.json";
+    if (fs::exists(index, ignored)) return load_safetensors(index, path);
     throw Error(ErrorCode::not_found, fmt::format("{} holds no model", path.string()),
-                "a model directory has config.json and model.safetensors; a .gguf file is named itself");
+                "a model directory has config.json and model.safetensors or its shards with their index; a "
+                ".gguf file is named itself");
   }
   weights::require_exists(path);
   if (path.extension() == ".gguf") return load_gguf(path);

@@ -53,20 +53,11 @@ constexpr std::array<std::string_view, 3> kDeepseekV3 = {
     R"(\p{N}{1,3})", R"([一-龥぀-ゟ゠-ヿ]+)",
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 
-struct Family {
-  std::string_view name;
-  std::span<const std::string_view> patterns;  // in order
-  bool single_digits = false;                  // digits stand alone, before the patterns are applied
-  bool nfc = false;
-  bool ignore_merges = false;
-  bool adds_bos = false;
-};
-
 constexpr std::span<const std::string_view> one(const std::string_view& pattern) {
   return {&pattern, 1};
 }
 
-const std::array<Family, 12>& families() {
+const std::array<Family, 12>& all_families() {
   static const std::array<Family, 12> all = {{
       {.name = "gpt-2", .patterns = one(kGpt2Pattern)},
       {.name = "smollm", .patterns = one(kGpt2Pattern), .single_digits = true},
@@ -84,29 +75,38 @@ const std::array<Family, 12>& families() {
   return all;
 }
 
-std::string known_names() {
+}  // namespace
+
+std::span<const Family> families() {
+  return all_families();
+}
+
+std::string known_families() {
   std::string names;
   for (const Family& family : families()) names += (names.empty() ? "" : ", ") + std::string(family.name);
   return names;
 }
 
-}  // namespace
-
-void set_family(std::string_view name, Definition& definition) {
-  const auto& all = families();
+const Family& find_family(std::string_view name) {
+  const auto all = families();
   const auto family = std::find_if(all.begin(), all.end(), [&](const Family& f) { return f.name == name; });
   if (family == all.end()) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("pre-tokeniser '{}' (tokenizer.ggml.pre) is not known", name),
-                fmt::format("known are {}; or use the model's directory with tokenizer.json", known_names()));
+    throw Error(
+        ErrorCode::unsupported, fmt::format("pre-tokeniser '{}' (tokenizer.ggml.pre) is not known", name),
+        fmt::format("known are {}; or use the model's directory with tokenizer.json", known_families()));
   }
+  return *family;
+}
+
+void set_family(std::string_view name, Definition& definition) {
+  const Family& family = find_family(name);
   std::vector<SplitStep> steps;
-  if (family->single_digits) steps.push_back({Pattern::digits(true)});
-  for (const std::string_view pattern : family->patterns) steps.push_back({Pattern(pattern)});
+  if (family.single_digits) steps.push_back({Pattern::digits(true)});
+  for (const std::string_view pattern : family.patterns) steps.push_back({Pattern(pattern)});
   definition.pre_tokenizer = PreTokenizer(std::move(steps));
-  if (family->nfc) definition.normalizer = Normalizer(std::vector<NormalizerStep>{{NormalizerStep::nfc}});
-  definition.bpe.ignore_merges = family->ignore_merges;
-  definition.adds_bos = family->adds_bos;
+  if (family.nfc) definition.normalizer = Normalizer(std::vector<NormalizerStep>{{NormalizerStep::nfc}});
+  definition.bpe.ignore_merges = family.ignore_merges;
+  definition.adds_bos = family.adds_bos;
 }
 
 }  // namespace basin::text

@@ -8,52 +8,13 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <optional>
 
 #include "basin/base/error.h"
+#include "weights/gguf_types.h"
 #include "weights/printable.h"
 
 namespace basin::weights {
 namespace {
-
-enum ValueType : std::uint32_t {
-  kU8,
-  kI8,
-  kU16,
-  kI16,
-  kU32,
-  kI32,
-  kF32,
-  kBool,
-  kString,
-  kArray,
-  kU64,
-  kI64,
-  kF64,
-};
-
-struct TensorType {
-  std::uint32_t id;
-  const char* text;
-  std::optional<DType> dtype;  // none: known by name, so that a refusal can say what the file has
-};
-constexpr TensorType kTensorTypes[] = {{0, "F32", DType::f32},    {1, "F16", DType::f16},
-                                       {2, "Q4_0", DType::q4_0},  {3, "Q4_1", DType::q4_1},
-                                       {6, "Q5_0", DType::q5_0},  {7, "Q5_1", DType::q5_1},
-                                       {8, "Q8_0", DType::q8_0},  {9, "Q8_1", {}},
-                                       {10, "Q2_K", {}},          {11, "Q3_K", {}},
-                                       {12, "Q4_K", DType::q4_k}, {13, "Q5_K", DType::q5_k},
-                                       {14, "Q6_K", DType::q6_k}, {15, "Q8_K", {}},
-                                       {16, "IQ2_XXS", {}},       {17, "IQ2_XS", {}},
-                                       {18, "IQ3_XXS", {}},       {19, "IQ1_S", {}},
-                                       {20, "IQ4_NL", {}},        {21, "IQ3_S", {}},
-                                       {22, "IQ2_S", {}},         {23, "IQ4_XS", {}},
-                                       {24, "I8", DType::i8},     {25, "I16", DType::i16},
-                                       {26, "I32", DType::i32},   {27, "I64", DType::i64},
-                                       {28, "F64", DType::f64},   {29, "IQ1_M", {}},
-                                       {30, "BF16", DType::bf16}, {34, "TQ1_0", {}},
-                                       {35, "TQ2_0", {}},         {39, "MXFP4", DType::mxfp4},
-                                       {40, "NVFP4", {}}};
 
 class Reader {
  public:
@@ -228,7 +189,7 @@ GgufValue read_value(Reader& in, const std::string& key) {
 
 DType tensor_dtype(Reader& in, std::uint32_t type, const std::string& tensor) {
   std::string text = fmt::format("{} (unknown)", type);
-  for (const TensorType& known : kTensorTypes) {
+  for (const GgufTensorType& known : kGgufTensorTypes) {
     if (known.id != type) continue;
     if (known.dtype) return *known.dtype;
     text = known.text;
@@ -285,7 +246,7 @@ Placed read_tensor_info(Reader& in) {
 
 std::uint64_t alignment(Reader& in, const GgufFile& file) {
   const auto it = file.metadata.find("general.alignment");
-  if (it == file.metadata.end()) return 32;
+  if (it == file.metadata.end()) return kGgufAlignment;
   const auto* value = std::get_if<std::int64_t>(&it->second);
   if (value == nullptr || *value <= 0 || *value > (1 << 20) ||
       !std::has_single_bit(static_cast<std::uint64_t>(*value))) {
@@ -301,7 +262,7 @@ GgufFile read_gguf(const std::filesystem::path& path) {
   GgufFile result;
   result.file = std::make_shared<MappedFile>(path);
   Reader in(result.file->data(), result.file->size(), path.string());
-  if (in.number<std::uint32_t>("its magic") != 0x46554747u)
+  if (in.number<std::uint32_t>("its magic") != kGgufMagic)
     throw in.corrupt("is not a GGUF file (its magic is wrong)");
   const auto version = in.number<std::uint32_t>("its version");
   if (version != 2 && version != 3) {
@@ -320,7 +281,9 @@ GgufFile read_gguf(const std::filesystem::path& path) {
     in.inside("");
     std::string key = in.string("a metadata key");
     in.inside(fmt::format(" in '{}'", printable(key)));
+    const std::uint64_t begin = in.position();
     GgufValue value = read_value(in, key);
+    result.entries.push_back({key, {result.file->data() + begin, in.position() - begin}});
     if (!result.metadata.emplace(key, std::move(value)).second) {
       throw in.corrupt(fmt::format("has the metadata key '{}' twice", printable(key)));
     }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -18,9 +19,16 @@ using GgufValue =
     std::variant<std::int64_t, std::uint64_t, double, bool, std::string, std::vector<std::int64_t>,
                  std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 
+/// A metadata entry as it stands in the file: its type and value.
+struct GgufEntry {
+  std::string key;
+  std::span<const std::byte> bytes;
+};
+
 struct GgufFile {
   std::shared_ptr<const MappedFile> file;
   std::map<std::string, GgufValue> metadata;
+  std::vector<GgufEntry> entries;  // the metadata, in the file's order
   std::map<std::string, Tensor> tensors;
 };
 

@@ -1,18 +1,16 @@
 // safetensors: 8 bytes little-endian header length, a JSON object {name: {dtype, shape, data_offsets}}, data.
 // The header is read with nlohmann's SAX interface because a DOM would silently merge duplicate names.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "basin/base/error.h"
+#include "weights/atomic_file.h"
+#include "weights/output.h"
 #include "weights/printable.h"
 #include "weights/weights.h"
 
@@ -26,9 +24,10 @@ struct DTypeName {
   const char* text;
   DType dtype;
 };
-constexpr DTypeName kDTypes[] = {{"F64", DType::f64},   {"F32", DType::f32}, {"F16", DType::f16},
-                                 {"BF16", DType::bf16}, {"I64", DType::i64}, {"I32", DType::i32},
-                                 {"I16", DType::i16},   {"I8", DType::i8},   {"U8", DType::u8}};
+constexpr DTypeName kDTypes[] = {{"F64", DType::f64},        {"F32", DType::f32}, {"F16", DType::f16},
+                                 {"BF16", DType::bf16},      {"I64", DType::i64}, {"I32", DType::i32},
+                                 {"I16", DType::i16},        {"I8", DType::i8},   {"U8", DType::u8},
+                                 {"F8_E4M3", DType::f8_e4m3}};
 
 std::optional<DType> parse_dtype(const std::string& text) {
   for (const auto& entry : kDTypes) {
@@ -37,11 +36,12 @@ std::optional<DType> parse_dtype(const std::string& text) {
   return std::nullopt;
 }
 
-const char* dtype_text(DType dtype) {
+const char* dtype_text(const Output& tensor) {
   for (const auto& entry : kDTypes) {
-    if (entry.dtype == dtype) return entry.text;
+    if (entry.dtype == tensor.dtype) return entry.text;
   }
-  throw Error(ErrorCode::unsupported, fmt::format("safetensors has no dtype for {}", name(dtype)));
+  throw Error(ErrorCode::unsupported, fmt::format("tensor '{}' is {}, for which safetensors has no dtype",
+                                                  printable(tensor.name), name(tensor.dtype)));
 }
 
 /// What the header says of one tensor, before it is checked.
@@ -182,7 +182,7 @@ Tensor check_entry(const Entry& entry, const std::byte* data, std::uint64_t data
     throw Error(ErrorCode::unsupported,
                 fmt::format("{}: tensor '{}' has dtype '{}', which is not supported", path,
                             printable(entry.name), printable(*entry.dtype)),
-                "supported are F64, F32, F16, BF16, I64, I32, I16, I8 and U8");
+                "supported are F64, F32, F16, BF16, F8_E4M3, I64, I32, I16, I8 and U8");
   }
   if (entry.offsets->size() != 2) throw corrupt("needs two data_offsets");
   const std::uint64_t begin = (*entry.offsets)[0], end = (*entry.offsets)[1];
@@ -214,9 +214,10 @@ Tensor check_entry(const Entry& entry, const std::byte* data, std::uint64_t data
 
 SafetensorsFile read_safetensors(const std::filesystem::path& path) {
   SafetensorsFile result;
-  result.file = std::make_shared<MappedFile>(path);
-  const std::byte* bytes = result.file->data();
-  const std::uint64_t size = result.file->size();
+  const auto file = std::make_shared<const MappedFile>(path);
+  result.owners.push_back(file);
+  const std::byte* bytes = file->data();
+  const std::uint64_t size = file->size();
   const std::string where = path.string();
   if (size < 8)
     throw Error(ErrorCode::corrupt,
@@ -260,98 +261,40 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
   return result;
 }
 
-namespace {
-
-// A temporary file beside `path` that vanishes unless it is committed.
-class AtomicFile {
- public:
-  explicit AtomicFile(const std::filesystem::path& path) : path_(path) {
-    // Not mkstemp: its files are private whatever the umask says.
-    for (int attempt = 0; attempt < 1000; ++attempt) {
-      temporary_ = fmt::format("{}.{}.{}", path.string(), ::getpid(), attempt);
-      descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (descriptor_ >= 0 || errno != EEXIST) break;
-    }
-    if (descriptor_ < 0) fail("create a file beside it");
-  }
-  ~AtomicFile() {
-    if (descriptor_ >= 0) {
-      ::close(descriptor_);
-      ::unlink(temporary_.c_str());
-    }
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-
-  void write(const void* data, std::uint64_t bytes) {
-    const char* at = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t written = ::write(descriptor_, at, std::min<std::uint64_t>(bytes, 1u << 30));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("write");
-      at += written;
-      bytes -= static_cast<std::uint64_t>(written);
-    }
-  }
-
-  void commit() {
-    if (::fsync(descriptor_) != 0) fail("flush");
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename");
-    ::close(descriptor_);
-    descriptor_ = -1;
-    // The new name must survive a crash too; the file is complete whatever the directory's flush says.
-    const auto parent = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
-    const int directory = ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (directory >= 0) {
-      ::fsync(directory);
-      ::close(directory);
-    }
-  }
-
- private:
-  [[noreturn]] void fail(const char* what) {
-    throw Error(ErrorCode::io,
-                fmt::format("cannot write {}: {}: {}", path_.string(), what, std::strerror(errno)));
-  }
-
-  std::filesystem::path path_;
-  std::string temporary_;
-  int descriptor_ = -1;
-};
-
-// A tensor that the reader would accept: its bytes are what dtype and shape need.
-void check_writable(const Tensor& tensor) {
-  const auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' {}", tensor.name, what));
-  };
-  if (tensor.name == kMetadataName) refuse("has the name that safetensors keeps for its metadata");
-  dtype_text(tensor.dtype);  // throws for block types
-  std::uint64_t bytes = static_cast<std::uint64_t>(block_bytes(tensor.dtype));
-  for (const std::int64_t extent : tensor.shape) {
-    if (extent < 0) refuse(fmt::format("has an extent of {}", extent));
-    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &bytes))
-      refuse("has a shape whose size overflows");
-  }
-  if (bytes != tensor.bytes)
-    refuse(fmt::format("has {} bytes where its dtype and shape need {}", tensor.bytes, bytes));
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void write_safetensors(const std::filesystem::path& path, const std::vector<Tensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<Output> outputs;
+  for (const Tensor& tensor : tensors) {
+    outputs.push_back(as_stored(tensor));
+    if (const std::uint64_t needed = byte_size(outputs.back()); tensor.bytes != needed) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("tensor '{}' has {} bytes where its dtype and shape need {}", tensor.name,
+                              tensor.bytes, needed));
+    }
+  }
+  write_safetensors(path, outputs, metadata);
+}
+
+void write_safetensors(const std::filesystem::path& path, const std::vector<Output>& tensors,
                        const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header[kMetadataName] = metadata;
   std::uint64_t offset = 0;
-  for (const Tensor& tensor : tensors) {
-    check_writable(tensor);
+  for (const Output& tensor : tensors) {
+    if (tensor.name == kMetadataName) {
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("tensor '{}' has the name that safetensors keeps for its metadata", tensor.name));
+    }
     if (header.contains(tensor.name)) {
       throw Error(ErrorCode::invalid_argument, fmt::format("tensor '{}' is given twice", tensor.name));
     }
-    header[tensor.name] = {{"dtype", dtype_text(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.bytes}}};
-    offset += tensor.bytes;
+    const char* dtype = dtype_text(tensor);
+    const std::uint64_t end = offset + byte_size(tensor);
+    header[tensor.name] = {{"dtype", dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
   }
   std::string text;
   try {
@@ -367,7 +310,8 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Tens
   for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
   file.write(length, sizeof length);
   file.write(text.data(), text.size());
-  for (const Tensor& tensor : tensors) file.write(tensor.data, tensor.bytes);
+  for (const Output& tensor : tensors)
+    produce(tensor, [&](const void* data, std::uint64_t bytes) { file.write(data, bytes); });
   file.commit();
 }
 

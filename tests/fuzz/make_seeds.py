@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,gguf,tokenizer,chat,trace}."""
+"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,index,gguf,tokenizer,chat,trace}."""
 import base64
 import io
 import json
@@ -99,6 +99,8 @@ def gguf_sentence_piece():
     ]
 
 
+BLOCK_TYPES = (2, 3, 6, 7, 8, 12, 13, 14, 39)  # every quantised type that Basin reads
+
 SELECTIONS = [[*range(t + 1), *[-1] * 4][:4] if t < 4 else [0, t - 2, t, t - 1] for t in range(8)]
 
 
@@ -146,6 +148,14 @@ def main(directory):
         "safetensors/two": safetensors(
             [("a", "F32", [1, 2], bytes(8)), ("b", "BF16", [], b"xy"), ("none", "I8", [0, 3], b"")],
             {"format": "pt"}),
+        "safetensors/f8": safetensors([("w", "F8_E4M3", [3, 4], bytes(range(12))), ("w_scale_inv", "F32", [2, 2], bytes(16)),
+                                       ("n", "U8", [2], b"ab")]),
+        "index/whole": json.dumps({"metadata": {"total_size": 6}, "weight_map": {
+            "x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}}).encode(),
+        "index/one": json.dumps({"weight_map": {"z": "b.safetensors"}}).encode(),
+        "index/elsewhere": json.dumps({"weight_map": {"z": "../b.safetensors", "x": "/etc/hostname"}}).encode(),
+        "gguf/blocks": gguf([], [(f"t{kind}", (256,), kind, 288 * at) for at, kind in enumerate(BLOCK_TYPES)],
+                            bytes(range(256)) * 11),
         "gguf/empty": gguf([], version=2),
         "gguf/tensors": gguf(scalars, tensors, bytes(162)),
         "gguf/tokenizer_smollm": gguf(gguf_tokenizer("smollm")),

@@ -28,11 +28,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const basin::fuzz::MemoryFile file(data, size);
   try {
     std::uint64_t bytes = 0;
-    for (const auto& [name, tensor] : basin::weights::read_safetensors(file.path()).tensors) {
+    basin::weights::SafetensorsFile read = basin::weights::read_safetensors(file.path());
+    for (const auto& [name, tensor] : read.tensors) {
       basin::fuzz::touch(tensor.data, tensor.bytes);
       bytes += tensor.bytes;
     }
     basin::fuzz::require(bytes <= size);
+    basin::weights::expand_f8(read, {2, 3}, "input");
+    for (const auto& [name, tensor] : read.tensors) {
+      basin::fuzz::require(tensor.dtype != basin::DType::f8_e4m3);
+      basin::fuzz::touch(tensor.data, tensor.bytes);
+    }
   } catch (const basin::Error&) {
   }
   return 0;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 
 #include "models/checkpoint.h"
 #include "models/expect_error.h"
@@ -112,7 +113,68 @@ TEST(ModelPath, FormsOfAModel) {
   fs::rename(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors");
   expect_error(folder, ErrorCode::not_found, "model.safetensors");
   std::ofstream(folder / "model.safetensors.index.json") << "{}";
-  expect_error(folder, ErrorCode::unsupported, "several files");
+  expect_error(folder, ErrorCode::corrupt, "weight_map");
+}
+
+TEST(ModelPath, ShardsLoadAsTheirWhole) {
+  Checkpoint checkpoint(golden_model("llama"));
+  const fs::path folder = checkpoint.write();
+  const std::int64_t parameters = load(folder).model->parameters();
+  fs::remove(folder / "model.safetensors");
+  nlohmann::json index;
+  std::vector<weights::Tensor> shards[2];
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    const bool second = name.starts_with("model.layers.1");
+    shards[second].push_back(tensor);
+    index["weight_map"][name] = second ? "b.safetensors" : "a.safetensors";
+  }
+  weights::write_safetensors(folder / "a.safetensors", shards[0]);
+  weights::write_safetensors(folder / "b.safetensors", shards[1]);
+  std::ofstream(folder / "model.safetensors.index.json") << index;
+  EXPECT_EQ(load(folder).model->parameters(), parameters);
+  fs::remove(folder / "b.safetensors");
+  expect_error(folder, ErrorCode::not_found, "'b.safetensors'");
+}
+
+// Every matrix of a layer as F8_E4M3 with scales of blocks of 16 x 32.
+TEST(ModelPath, F8WithBlockScalesLoads) {
+  Checkpoint checkpoint(golden_model("llama"));
+  const auto matrices = checkpoint.tensors;
+  const std::vector<std::byte> bytes(1 << 20, std::byte{0x38});  // 1.0 in F8_E4M3
+  const std::vector<float> scales(4096, 0.25f);
+  for (const auto& [name, tensor] : matrices) {
+    if (tensor.shape.size() != 2 || !name.starts_with("model.layers.")) continue;
+    weights::Tensor& f8 = checkpoint.tensors.at(name);
+    f8.dtype = DType::f8_e4m3;
+    f8.data = bytes.data();
+    f8.bytes = static_cast<std::uint64_t>(f8.shape[0] * f8.shape[1]);
+    const std::int64_t rows = (f8.shape[0] + 15) / 16, columns = (f8.shape[1] + 31) / 32;
+    checkpoint.tensors[name + "_scale_inv"] = {"",
+                                               DType::f32,
+                                               {rows, columns},
+                                               reinterpret_cast<const std::byte*>(scales.data()),
+                                               static_cast<std::uint64_t>(rows * columns * 4)};
+  }
+  const std::int64_t parameters = load(golden_model("llama")).model->parameters();
+  expect_error(checkpoint.write(), ErrorCode::unsupported, "f8_e4m3");
+  auto& quantisation = checkpoint.config["quantization_config"];
+  quantisation = {{"quant_method", "fp8"},
+                  {"fmt", "e4m3"},
+                  {"activation_scheme", "dynamic"},
+                  {"weight_block_size", {16, 32}}};
+  EXPECT_EQ(load(checkpoint.write()).model->parameters(), parameters);
+  quantisation["weight_block_size"] = {32, 32};
+  expect_error(checkpoint.write(), ErrorCode::unsupported, "blocks of 32 x 32");
+  for (const auto& [key, value] : std::map<std::string, nlohmann::json>{{"weight_block_size", {0, 32}},
+                                                                        {"weight_block_size", 16},
+                                                                        {"fmt", "e5m2"},
+                                                                        {"activation_scheme", "static"},
+                                                                        {"something", 1}}) {
+    const nlohmann::json good = quantisation;
+    quantisation[key] = value;
+    expect_error(checkpoint.write(), ErrorCode::unsupported, "'" + key + "'");
+    quantisation = good;
+  }
 }
 
 TEST(ModelPath, TruncatedWeightsAreRefused) {

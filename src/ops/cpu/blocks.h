@@ -234,24 +234,31 @@ BASIN_INLINE void each_group(const std::byte* row, std::int64_t inputs, const Bo
   }
 }
 
+// The first `count` of 64 unpacked elements as floats, in stored order. m is null where the format has none.
+void widen_group(const std::byte* q, bool nibbles, int bias, const float* d, const float* m,
+                 std::int64_t count, float* out) {
+  const F16 zero = set(static_cast<float>(bias));
+  for (int run = 0; run < 4; ++run) {
+    const int at = nibbles ? run % 2 * 32 + run / 2 * 16 : run * 16;
+    if (at >= count) continue;
+    F16 value = mul(sub(widen_bytes(q + 16 * run), zero), set(d[run]));
+    if (m != nullptr) value = add(value, set(m[at / 32]));
+    store(value, out + at);
+  }
+}
+
 // A row as floats: d (q - kBias), rounded once (exact for all formats), plus m, rounded once.
 template <Weights kWeights>
 void widen_row(const std::byte* row, std::int64_t inputs, float* out) {
   using F = Format<kWeights>;
-  each_group<F>(
-      row, inputs, [&](std::int64_t group, const Bytes& q, const float* d, const float* m) BASIN_LAMBDA {
-        alignas(64) std::byte bytes[64];
-        store_bytes(q, bytes);
-        unroll<4>([&](auto run) BASIN_LAMBDA {
-          // Where the run lies among the 64 in stored order.
-          const int at =
-              int8_form(kWeights) == Activations::int8_nibbles ? run % 2 * 32 + run / 2 * 16 : run * 16;
-          if (group * 64 + at >= inputs) return;
-          F16 value = mul(sub(widen_bytes(bytes + 16 * run), set(static_cast<float>(F::kBias))), set(d[run]));
-          if constexpr (F::kHasMin) value = add(value, set(m[at / 32]));
-          store(value, out + group * 64 + at);
-        });
-      });
+  constexpr bool kNibbles = int8_form(kWeights) == Activations::int8_nibbles;
+  each_group<F>(row, inputs,
+                [&](std::int64_t group, const Bytes& q, const float* d, const float* m) BASIN_LAMBDA {
+                  alignas(64) std::byte bytes[64];
+                  store_bytes(q, bytes);
+                  widen_group(bytes, kNibbles, F::kBias, d, F::kHasMin ? m : nullptr, inputs - group * 64,
+                              out + group * 64);
+                });
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+// From one stored type to another, tensor by tensor.
+#pragma once
+
+#include <cstdint>
+
+#include "basin/base/thread_pool.h"
+#include "weights/output.h"
+
+namespace basin::models {
+
+/// What a conversion to `wanted` makes of a tensor. Matrices of weights (two dimensions or more) become `wanted`; weights of one
+/// dimension, norms and biases among them, become f32; a router is not quantised, since it is small and decides much; other dtypes
+/// stay. Throws Error(unsupported) naming a tensor whose rows are no whole number of `wanted`'s blocks.
+DType converted_dtype(const weights::Tensor& tensor, DType wanted);
+
+/// `tensor` stored as `dtype`. The same dtype is copied; another goes through float: exact from f16 and bf16 to f32, as weights::quantise_row
+/// rounds otherwise. A few rows at a time are in memory. Producing throws Error(unsupported) naming the tensor and a value that
+/// `dtype` cannot hold. `pool` must outlive the result.
+weights::Output converted(const weights::Tensor& tensor, DType dtype, ThreadPool& pool);
+
+}  // namespace basin::models
