@@ -1,9 +1,18 @@
-# The CUDA backend: refused by name wherever it cannot be built, so that BASIN_CUDA=ON never means "maybe".
+# The CUDA backend: refused by name wherever it cannot be built, so that BASIN_CUDA=ON never means "maybe". What means that
+# is AUTO: on where there is an nvcc.
 if(NOT BASIN_CUDA)
   return()
 endif()
 include(CheckLanguage)
 check_language(CUDA)
+if(BASIN_CUDA STREQUAL "AUTO")
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(STATUS "No nvcc, so the CUDA backend is not compiled (BASIN_CUDA=AUTO)")
+    set(BASIN_CUDA OFF)
+    return()
+  endif()
+  set(BASIN_CUDA ON)
+endif()
 if(NOT CMAKE_CUDA_COMPILER)
   message(FATAL_ERROR "BASIN_CUDA=ON, but no nvcc was found. Install CUDA 13 and put nvcc on PATH, "
                       "or set CUDACXX; the preset `release` builds for the CPU alone.")

@@ -23,6 +23,7 @@ ALLOWED = {
     "attention/cuda": LEAF,
     "attention": ATTENTION,             # support, attention, the C interface
     "attention/cuda_c_api": LEAF | {"attention", "attention/cuda"},
+    "pytorch": ATTENTION | {"attention", "attention/cuda"},
     "ops": VOCABULARY,
     "kv": LEAF,
     "weights": BASE,

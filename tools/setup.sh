@@ -39,7 +39,7 @@ install_packages() {
     "${missing[@]}" < /dev/null > /dev/null
 }
 
-# make_venv: a virtual environment in .venv. With requirements.txt as argument, its packages too.
+# make_venv: a virtual environment in .venv. With requirements files as arguments, their packages too.
 make_venv() {
   if [[ ! -x $root/.venv/bin/python ]]; then
     if ((install == 0)); then
@@ -49,17 +49,21 @@ make_venv() {
     echo "python: creating .venv"
     python3 -m venv "$root/.venv"
   fi
-  (($# == 0)) && return
-  local stamp=$root/.venv/requirements.installed
-  if cmp -s "$1" "$stamp"; then
-    echo "python: .venv has the packages of ${1#"$root/"}"
-  elif ((install == 0)); then
-    echo "python: .venv lacks packages of ${1#"$root/"}, and --no-install"
-  else
-    echo "python: installing into .venv:" $(sed 's/#.*//' "$1")
-    "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$1" < /dev/null
-    cp "$1" "$stamp"
-  fi
+  local requirements stamp
+  for requirements in "$@"; do
+    stamp=$root/.venv/$(basename "$requirements").installed
+    if cmp -s "$requirements" "$stamp"; then
+      echo "python: .venv has the packages of ${requirements#"$root/"}"
+    elif ((install == 0)); then
+      echo "python: .venv lacks packages of ${requirements#"$root/"}, and --no-install"
+    else
+      echo "python: installing into .venv the packages of ${requirements#"$root/"}:" \
+        $(sed 's/#.*//' "$requirements" | head -c 400)
+      "$root/.venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-cache-dir \
+        -r "$requirements" < /dev/null
+      cp "$requirements" "$stamp"
+    fi
+  done
 }
 
 venv_python() {
