@@ -20,11 +20,18 @@ Ran forward(const Forward& problem, Backend backend, ThreadPool& pool) {
   return {"cpu", cpu::target_name()};
 }
 
-Ran backward(const Backward& problem, Backend backend, ThreadPool&) {
+Ran backward(const Backward& problem, Backend backend, ThreadPool& pool) {
   check(problem);
+  if (backend == Backend::automatic) {
+    backend = unsupported_reason(problem, Backend::cpu).empty() ? Backend::cpu : Backend::reference;
+  }
   require_supported(problem, backend);
-  reference::backward(problem);
-  return {"reference", "double"};
+  if (backend == Backend::reference) {
+    reference::backward(problem);
+    return {"reference", "double"};
+  }
+  cpu::backward(problem, pool);
+  return {"cpu", cpu::target_name()};
 }
 
 }  // namespace basin::attention

@@ -185,6 +185,12 @@ void check(const Backward& p) {
     refuse(fmt::format("dout is {}; needed is [{}, {}, {}]", shape_text(p.dout), p.q.shape[0], p.q.shape[1],
                        d_v));
   }
+  if (p.out) {
+    check_view("out", p.out, 3, 3);
+    check_same_shape("out", p.out, "dout", p.dout);
+  }
+  if (static_cast<bool>(p.out) != (p.lse_with_sink != nullptr))
+    refuse("out and lse_with_sink must be given together");
   if ((p.sink_logit == nullptr) != (p.dsink_logit == nullptr))
     refuse("dsink_logit must be given exactly when sink_logit is");
   check_sequences(p.spec.mask, p.sequences, shapes);
@@ -204,8 +210,8 @@ std::string unsupported_reason(const Forward& problem, Backend backend) {
   return backend == Backend::cpu ? cpu::supported(problem) : std::string();
 }
 
-std::string unsupported_reason(const Backward&, Backend backend) {
-  return backend == Backend::cpu ? "the cpu backend has no backward pass" : std::string();
+std::string unsupported_reason(const Backward& problem, Backend backend) {
+  return backend == Backend::cpu ? cpu::supported(problem) : std::string();
 }
 
 void require_supported(const Forward& problem, Backend backend) {
@@ -215,7 +221,7 @@ void require_supported(const Forward& problem, Backend backend) {
 
 void require_supported(const Backward& problem, Backend backend) {
   if (const std::string reason = unsupported_reason(problem, backend); !reason.empty())
-    throw Error(ErrorCode::unsupported, reason, "use the reference backend");
+    throw Error(ErrorCode::unsupported, reason, "use the reference backend, or convert the tensors");
 }
 
 }  // namespace basin::attention

@@ -51,9 +51,10 @@ struct Rows {
   View view;
 };
 
-// Whether the sequences of a dense tensor lie as if they were one.
+// Whether the sequences of a dense tensor lie as if they were one. Strides of dimensions of one element mean nothing.
 bool sequences_touch(const Tensor& dense) {
-  return dense.size(0) <= 1 || dense.numel() == 0 || dense.stride(0) == dense.size(1) * dense.stride(1);
+  return dense.size(0) <= 1 || dense.size(1) == 1 || dense.numel() == 0 ||
+         dense.stride(0) == dense.size(1) * dense.stride(1);
 }
 
 Rows rows_of(const Tensor& given) {
@@ -64,7 +65,7 @@ Rows rows_of(const Tensor& given) {
   const View v = rows.view;
   rows.view.rank = 3;
   rows.view.shape = {v.shape[0] * v.shape[1], v.shape[2], v.shape[3], 0};
-  rows.view.stride = {v.stride[1], v.stride[2], v.stride[3], 0};
+  rows.view.stride = {v.shape[1] == 1 ? v.stride[0] : v.stride[1], v.stride[2], v.stride[3], 0};
   return rows;
 }
 
@@ -271,7 +272,7 @@ std::tuple<Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, std::optional<T
 
 template <typename Real>
 void run_backward(attention::Backward& problem, const std::optional<Tensor>& sink, const Tensor& q,
-                  const std::optional<Tensor>& dlse, const Tensor& dsink) {
+                  const Tensor& lse, const std::optional<Tensor>& dlse, const Tensor& dsink) {
   PerRow<Real> dlse_rows(q);
   const Real* dlse_data = dlse ? dlse_rows.load(*dlse) : nullptr;
   const Real* sink_logit = sink_data<Real>(sink, q);
@@ -284,21 +285,23 @@ void run_backward(attention::Backward& problem, const std::optional<Tensor>& sin
     doubles.dsink_logit = dsink_logit;
     attention::reference::backward(problem, doubles);
   } else {
+    PerRow<float> lse_rows(q);
+    problem.lse_with_sink = lse_rows.load(lse);
     problem.sink_logit = sink_logit;
     problem.dlse_with_sink = dlse_data;
     problem.dsink_logit = dsink_logit;
-    threads().run(
-        [&](ThreadPool& pool) { attention::backward(problem, attention::Backend::automatic, pool); });
+    threads().run([&](ThreadPool& pool) { attention::backward(problem, attention::Backend::cpu, pool); });
   }
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor dout, std::optional<Tensor> dlse, Tensor q, Tensor k, Tensor v, Tensor, Tensor,
+    Tensor dout, std::optional<Tensor> dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,
     std::optional<Tensor> sink_logit, std::optional<Tensor> q_begin, std::optional<Tensor> kv_begin,
     std::optional<Tensor> kv_tokens, std::int64_t, std::int64_t, double scale, double softcap, bool causal,
     std::int64_t window, std::int64_t window_right, std::int64_t sink_tokens) {
   const std::vector<Sequence> sequences = sequences_of(q, k, {q_begin, kv_begin, kv_tokens});
-  const Rows q_rows = rows_of(q), k_rows = rows_of(k), v_rows = rows_of(v), dout_rows = rows_of(dout);
+  const Rows q_rows = rows_of(q), k_rows = rows_of(k), v_rows = rows_of(v), dout_rows = rows_of(dout),
+             out_rows = rows_of(out);
   // Rows and keys of no sequence get no gradient.
   const auto gradient = [](const Tensor& of, bool whole) {
     return whole ? torch::stable::new_empty(of, of.sizes()) : torch::stable::new_zeros(of, of.sizes());
@@ -308,6 +311,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   Tensor dv = gradient(v, !kv_begin && !kv_tokens);
   const std::int64_t sinks = sink_logit ? q.size(-2) : 0;
   Tensor dsink = torch::stable::new_zeros(q, {sinks}, real_type(q));
+  lse = torch::stable::contiguous(lse);
   if (dlse) dlse = torch::stable::contiguous(*dlse);
 
   attention::Backward problem;
@@ -321,9 +325,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   problem.dk = rows_of(dk).view;
   problem.dv = rows_of(dv).view;
   if (in_double(q)) {
-    run_backward<double>(problem, sink_logit, q, dlse, dsink);
+    run_backward<double>(problem, sink_logit, q, lse, dlse, dsink);
   } else {
-    run_backward<float>(problem, sink_logit, q, dlse, dsink);
+    problem.out = out_rows.view;
+    run_backward<float>(problem, sink_logit, q, lse, dlse, dsink);
   }
   return {dq, dk, dv, dsink};
 }

@@ -167,8 +167,19 @@ TEST_F(AttentionCheck, Backward) {
   expect_refusal("dq [2, 2, 16] and q [3, 2, 16]", [](attention::Backward& b) { b.dq.shape[0] = 2; });
   expect_refusal("dk has stride 0", [](attention::Backward& b) { b.dk.stride[0] = 0; });
   expect_refusal("dout is [3, 2, 8]", [](attention::Backward& b) { b.dout.shape[2] = 8; });
+  expect_refusal("out and lse_with_sink must be given together",
+                 [&](attention::Backward& b) { b.lse_with_sink = memory.data(); });
+  expect_refusal("out [2, 2, 16] and dout [3, 2, 16]", [](attention::Backward& b) {
+    b.out = b.dout;
+    b.out.shape[0] = 2;
+  });
+  attention::Backward mixed = good;
+  mixed.dout.dtype = DType::bf16;
+  EXPECT_THAT(attention::unsupported_reason(mixed, attention::Backend::cpu),
+              HasSubstr("f32, f32, f32 and bf16"));
+  EXPECT_TRUE(attention::unsupported_reason(mixed, attention::Backend::reference).empty());
   ThreadPool pool(1);
-  EXPECT_THROW(attention::backward(good, attention::Backend::cpu, pool), Error);
+  EXPECT_THROW(attention::backward(mixed, attention::Backend::cpu, pool), Error);
 }
 
 TEST_F(AttentionCheck, WhatTheCpuLacksIsRefusedWithWhatItHas) {

@@ -5,6 +5,7 @@
 
 #include "attention/golden_case.h"
 #include "attention/problem.h"
+#include "attention/reference/element.h"
 #include "basin/attention/reference.h"
 #include "basin/attention/support.h"
 #include "support/golden.h"
@@ -112,6 +113,75 @@ TEST_P(AttentionGolden, CpuForward) {
       EXPECT_LE(max_difference(got.out, want), 2 * yardstick + 1e-6)
           << name(dtype) << " pages of " << page_tokens;
     }
+  }
+}
+
+// Tensors of a case in a dtype, and what backward makes of them.
+struct GoldenGradients {
+  std::vector<std::byte> q, k, v, dout, dq, dk, dv;
+  std::vector<float> sink, dsink;
+  attention::Backward backward;
+
+  GoldenGradients(const GoldenCase& c, DType dtype) {
+    const auto place = [&](std::vector<std::byte>& memory, const char* name, std::int64_t rows,
+                           std::int64_t heads, std::int64_t d) {
+      const std::vector<double> values = c.file.at(name).doubles();
+      memory.resize(values.size() * index(block_bytes(dtype)));
+      for (std::size_t i = 0; i < values.size(); ++i)
+        reference::store(memory.data(), dtype, static_cast<std::int64_t>(i), values[i]);
+      return contiguous<void*>(memory.data(), dtype, {rows, heads, d});
+    };
+    const std::int64_t rows = c.b * c.t_q, keys = c.b * c.t_kv;
+    backward.spec = c.spec;
+    backward.sequences = c.sequences;
+    backward.q = place(q, "q", rows, c.h_q, c.d_qk);
+    backward.k = place(k, "k", keys, c.h_kv, c.d_qk);
+    backward.v = place(v, "v", keys, c.h_kv, c.d_v);
+    backward.dout = place(dout, "dout", rows, c.h_q, c.d_v);
+    backward.dq = place(dq, "q", rows, c.h_q, c.d_qk);
+    backward.dk = place(dk, "k", keys, c.h_kv, c.d_qk);
+    backward.dv = place(dv, "v", keys, c.h_kv, c.d_v);
+    if (!c.sink()) return;
+    sink = c.file.at("sink").floats();
+    dsink.resize(sink.size());
+    backward.sink_logit = sink.data();
+    backward.dsink_logit = dsink.data();
+  }
+  GoldenGradients(const GoldenGradients&) = delete;
+  GoldenGradients& operator=(const GoldenGradients&) = delete;
+
+  static std::vector<double> values(const std::vector<std::byte>& memory, DType dtype) {
+    std::vector<double> result(memory.size() / index(block_bytes(dtype)));
+    for (std::size_t i = 0; i < result.size(); ++i)
+      result[i] = reference::load(memory.data(), dtype, static_cast<std::int64_t>(i));
+    return result;
+  }
+};
+
+// The CPU's gradients of the same case: no worse than twice the reference's of tensors rounded likewise, and the rounding of
+// the output, which D is made of.
+TEST_P(AttentionGolden, CpuBackward) {
+  const GoldenCase c(GetParam());
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    GoldenGradients yardstick(c, dtype), got(c, dtype);
+    if (!attention::unsupported_reason(got.backward, attention::Backend::cpu).empty()) continue;
+    reference::backward(yardstick.backward);
+    ThreadPool pool(2);
+    EXPECT_EQ(attention::backward(got.backward, attention::Backend::cpu, pool).backend, "cpu");
+    const double step = dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-20;
+    const auto expect = [&](const char* what, const std::vector<double>& ours,
+                            const std::vector<double>& theirs) {
+      const auto want = c.file.at(what).doubles();
+      double size = 0;
+      for (const double x : want) size = std::max(size, std::abs(x));
+      EXPECT_LE(max_difference(ours, want), 2 * max_difference(theirs, want) + step * size)
+          << name(dtype) << " " << what;
+    };
+    const auto floats = [](const std::vector<float>& x) { return std::vector<double>(x.begin(), x.end()); };
+    expect("dq", got.values(got.dq, dtype), got.values(yardstick.dq, dtype));
+    expect("dk", got.values(got.dk, dtype), got.values(yardstick.dk, dtype));
+    expect("dv", got.values(got.dv, dtype), got.values(yardstick.dv, dtype));
+    if (c.sink()) expect("dsink", floats(got.dsink), floats(yardstick.dsink));
   }
 }
 

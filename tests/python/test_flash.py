@@ -136,6 +136,19 @@ def test_strides_do_not_matter():
     assert torch.equal(basin.flash_attn_func(q, one.expand_as(k), v), basin.flash_attn_func(q, one.repeat(1, 9, 1, 1), v))
 
 
+# PyTorch calls [b, 1, h, d] contiguous whatever the stride of its dimension of one element.
+@pytest.mark.parametrize("s_q, s_kv, h_q, h_kv", [(1, 1, 4, 2), (1, 9, 4, 2), (7, 1, 4, 2), (7, 9, 1, 1)])
+def test_strides_of_single_elements_do_not_matter(s_q, s_kv, h_q, h_kv):
+    q, k, v = draw(3, s_q, h_q, 16, dtype=torch.float32), *(draw(3, s_kv, h_kv, 16, dtype=torch.float32, seed=s) for s in (1, 2))
+    turned = [torch.stack(list(x.transpose(1, 2))).transpose(1, 2) for x in (q, k, v)]
+    sink = draw(h_q, dtype=torch.float32)
+    want, got = (basin.flash_attn_func(*x, causal=True, learnable_sink=sink) for x in ((q, k, v), turned))
+    assert torch.equal(got, want)
+    weight = draw(3, h_q, s_q, 16, dtype=torch.float32, seed=3).transpose(1, 2)
+    grads = [torch.autograd.grad(x, (q, k, v, sink), weight) for x in (want, got)]
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+
+
 def test_what_is_returned():
     q, k, v, _ = (x.detach() for x in tensors(dtype=torch.float32))
     out = basin.flash_attn_func(q, k, v)

@@ -25,7 +25,7 @@ struct Ran {
 /// written then.
 Ran forward(const Forward& problem, Backend backend, ThreadPool& pool);
 
-/// Runs attention backward. Only the reference has it: any dtype, maths in double.
+/// Runs attention backward, by the rules of `forward`. The reference takes any dtype, with maths in double.
 Ran backward(const Backward& problem, Backend backend, ThreadPool& pool);
 
 }  // namespace basin::attention

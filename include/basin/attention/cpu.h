@@ -1,7 +1,11 @@
 // The fast CPU path of attention: f32, f16 and bf16 storage, fp32 accumulation, every feature of spec.h.
 //
+// Forward and backward.
+//
 // Promise: a row of the output depends, bit for bit, on its own visible keys only. Chunk size, page size, batch,
-// threads, masked or absent neighbours do not change it (src/attention/cpu/constants.h has the order of operations).
+// threads, masked or absent neighbours do not change it (src/attention/cpu/constants.h has the order of operations). The
+// gradients dq, dk and dv of a sequence depend on that sequence only; dsink_logit, a sum over the batch, is the same for equal
+// calls (src/attention/cpu/backward_kernel.h).
 #pragma once
 
 #include <string>
@@ -19,6 +23,10 @@ std::string supported(const Forward& problem);
 /// Runs a problem whose shapes and lengths have been checked. Throws Error(unsupported) with the text of
 /// `supported` when that is not empty; nothing has been written then.
 void forward(const Forward& problem, ThreadPool& pool);
+
+/// The same for the backward pass.
+std::string supported(const Backward& problem);
+void backward(const Backward& problem, ThreadPool& pool);
 
 /// The compiled target that `forward` uses in this process: "generic", "avx2" or "avx512_bf16".
 std::string_view target_name();

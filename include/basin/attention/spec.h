@@ -66,7 +66,10 @@ struct Backward {
 
   ConstView q, q_sink, k, v;          // as in Forward; q_sink is refused (in-cache positions are for serving)
   const float* sink_logit = nullptr;  // [h_q]; may be null
-  ConstView dout;                     // [total_q, h_q, d_v] gradient of out
+  // What forward returned; both or none, and then computed again. (The reference always computes again.)
+  ConstView out;                          // [total_q, h_q, d_v]
+  const float* lse_with_sink = nullptr;   // [h_q, total_q]
+  ConstView dout;                         // [total_q, h_q, d_v] gradient of out
   const float* dlse_with_sink = nullptr;  // [h_q, total_q] gradient of lse_with_sink; may be null
 
   View dq;                       // [total_q, h_q, d_qk]

@@ -1,55 +1,23 @@
 #include "basin/attention/cpu.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <span>
 #include <vector>
 
-#include "attention/cpu/kernel.h"
+#include "attention/cpu/host.h"
 #include "base/choose_kernels.h"
 #include "base/scratch_buffer.h"
-#include "basin/attention/mask.h"
 #include "basin/attention/softmax_state.h"
 #include "basin/base/error.h"
 
 namespace basin::attention::cpu {
 namespace {
 
-constexpr double kLog2E = 1.442695040888963407359925;
-constexpr double kLn2 = 0.693147180559945309417232;
-
 const Kernel& kernel() {
   static const Kernel chosen = choose_kernels([](auto target) { return cpu::kernel(target); });
   return chosen;
-}
-
-Storage storage(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-      return Storage::f16;
-    case DType::bf16:
-      return Storage::bf16;
-    default:
-      return Storage::f32;
-  }
-}
-
-bool storable(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
-}
-
-std::string check_head(std::string_view what, std::int64_t d) {
-  if (d >= 16 && d <= kMaxHead && d % 16 == 0) return {};
-  return fmt::format("{} is {}; the CPU path has 16, 32, ... {}", what, d, kMaxHead);
-}
-
-std::string check_view(std::string_view what, const ConstView& view) {
-  const std::int64_t last = view.stride[static_cast<std::size_t>(view.rank - 1)];
-  if (last == 1) return {};
-  return fmt::format("the last dimension of {} has stride {}; the CPU path needs 1", what, last);
 }
 
 using Buffer = ScratchBuffer<float>;  // kept by its thread
@@ -89,16 +57,6 @@ struct Call {
 
   std::int64_t row_floats() const { return 1 + kLanes + d_v; }  // of a State
 };
-
-// What query `i` of the sequence sees.
-Visible visible_to(const Mask& mask, const Sequence& sequence, std::int64_t i) {
-  const VisibleKeys keys = visible_keys(mask, query_position(sequence, i), sequence.kv_tokens);
-  return {keys.sinks.end, keys.recent.begin, keys.recent.end};
-}
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
 
 void find_segments(const Mask& mask, const Sequence& sequence, std::int64_t group, Item& item) {
   std::int64_t a_end = 0, b_begin = sequence.kv_tokens, b_end = 0;
@@ -148,26 +106,6 @@ std::vector<Item> plan(const Call& call, int threads) {
   return items;
 }
 
-const std::byte* bytes(const ConstView& view) {
-  return static_cast<const std::byte*>(view.data);
-}
-
-KeyRows key_rows(const ConstView& view, const Sequence& sequence, std::int64_t kv_head) {
-  const std::int64_t size = block_bytes(view.dtype);
-  KeyRows rows;
-  if (view.rank == 4) {
-    rows.base = bytes(view) + kv_head * view.stride[2] * size;
-    rows.row_bytes = view.stride[1] * size;
-    rows.page_bytes = view.stride[0] * size;
-    rows.page_tokens = view.shape[1];
-    rows.pages = sequence.pages;
-  } else {
-    rows.base = bytes(view) + (sequence.kv_begin * view.stride[0] + kv_head * view.stride[1]) * size;
-    rows.row_bytes = view.stride[0] * size;
-  }
-  return rows;
-}
-
 std::int64_t head_bytes(const ConstView& view) {
   return view.stride[view.rank == 4 ? 2 : 1] * block_bytes(view.dtype);
 }
@@ -215,12 +153,7 @@ Block make_block(const Call& call, const Item& item, std::array<Visible, kMaxBlo
   block.v = key_rows(p.v, sequence, item.kv_head);
   block.k_head_bytes = head_bytes(p.k);
   block.v_head_bytes = head_bytes(p.v);
-  if (p.spec.softcap != 0.0) {
-    block.score_scale = static_cast<float>(p.spec.scale / p.spec.softcap);
-    block.softcap = static_cast<float>(p.spec.softcap * kLog2E);
-  } else {
-    block.score_scale = static_cast<float>(p.spec.scale * kLog2E);
-  }
+  set_arithmetic(p.spec, block);
   for (int r = 0; r < item.rows; ++r) {
     visible_rows[static_cast<std::size_t>(r)] =
         visible_to(p.spec.mask, sequence, (item.row_begin + r) / call.group);
@@ -244,28 +177,6 @@ Block make_block(const Call& call, const Item& item, std::array<Visible, kMaxBlo
   return block;
 }
 
-void store_row(const View& out, const RowPlace& at, const float* acc, float factor, std::int64_t d_v) {
-  const std::int64_t offset = at.token * out.stride[0] + at.head * out.stride[1];
-  // + 0 turns -0 into +0, so that keys without weight cannot show in the sign of a zero.
-  const auto value = [&](std::int64_t d) { return acc[d] * factor + 0.0f; };
-  switch (out.dtype) {
-    case DType::f16: {
-      f16* to = static_cast<f16*>(out.data) + offset;
-      for (std::int64_t d = 0; d < d_v; ++d) to[d] = to_f16(value(d));
-      break;
-    }
-    case DType::bf16: {
-      bf16* to = static_cast<bf16*>(out.data) + offset;
-      for (std::int64_t d = 0; d < d_v; ++d) to[d] = to_bf16(value(d));
-      break;
-    }
-    default: {
-      float* to = static_cast<float*>(out.data) + offset;
-      for (std::int64_t d = 0; d < d_v; ++d) to[d] = value(d);
-    }
-  }
-}
-
 void finish_rows(const Call& call, const Item& item, const State& total) {
   const Forward& p = call.problem;
   for (int r = 0; r < item.all_rows(); ++r) {
@@ -274,7 +185,10 @@ void finish_rows(const Call& call, const Item& item, const State& total) {
     state.m = static_cast<double>(total.m[r]) * kLn2;
     state.l = static_cast<double>(total.l[static_cast<std::int64_t>(r) * kLanes]);
     const auto end = finish(state, p.sink_logit ? static_cast<double>(p.sink_logit[at.head]) : kNoSink);
-    store_row(p.out, at, total.acc + r * call.d_v, static_cast<float>(end.factor), call.d_v);
+    const float* acc = total.acc + r * call.d_v;
+    const auto factor = static_cast<float>(end.factor);
+    store_elements(p.out, at.token * p.out.stride[0] + at.head * p.out.stride[1], call.d_v,
+                   [=](std::int64_t d) { return acc[d] * factor; });
     if (p.lse) p.lse[at.head * call.total_q + at.token] = static_cast<float>(end.lse);
     if (p.lse_with_sink)
       p.lse_with_sink[at.head * call.total_q + at.token] = static_cast<float>(end.lse_with_sink);

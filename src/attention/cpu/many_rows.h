@@ -27,13 +27,7 @@ BASIN_INLINE void score_groups(const Block& block, int row, const void* queries,
                                int last, float (*out)[kTileKeys]) {
   const int n = steps<kStorage>(block.d_qk);
   const float* q = static_cast<const float*>(queries) + static_cast<std::ptrdiff_t>(row) * n;
-  const auto keys = [&](int g) { return tile.keys + static_cast<std::ptrdiff_t>(g) * n * kLanes; };
-  const auto to = [&](int g) { return reinterpret_cast<float(*)[kTileKeys]>(out[0] + g * kLanes); };
-  int g = first;
-  for (; g + kMaxGroups <= last; g += kMaxGroups) scores<kStorage, R, kMaxGroups>(q, n, keys(g), to(g));
-  if constexpr (kMaxGroups > 1) {
-    for (; g < last; ++g) scores<kStorage, R, 1>(q, n, keys(g), to(g));
-  }
+  score_groups<kStorage, R>(q, n, tile.keys, first, last, out);
 }
 
 // Raw scores of R rows, from `row` on, in the groups [first, last) of one tile, by the query that each key is read with.

@@ -124,6 +124,19 @@ BASIN_INLINE void scores(const float* q, int n, const float* keys, float (*out)[
   });
 }
 
+// The same for the groups in [first, last), as many at once as fit; `keys` and `out` begin with group 0.
+template <Storage kStorage, int R>
+BASIN_INLINE void score_groups(const float* q, int n, const float* keys, int first, int last,
+                               float (*out)[kTileKeys]) {
+  const auto packed = [&](int g) { return keys + static_cast<std::ptrdiff_t>(g) * n * kLanes; };
+  const auto to = [&](int g) { return reinterpret_cast<float(*)[kTileKeys]>(out[0] + g * kLanes); };
+  int g = first;
+  for (; g + kMaxGroups <= last; g += kMaxGroups) scores<kStorage, R, kMaxGroups>(q, n, packed(g), to(g));
+  if constexpr (kMaxGroups > 1) {
+    for (; g < last; ++g) scores<kStorage, R, 1>(q, n, packed(g), to(g));
+  }
+}
+
 // Scales, caps and masks the scores of one row, and returns the largest.
 BASIN_INLINE float finish_scores(const Block& block, std::uint64_t mask, int first, int last, float* x) {
   F16 largest = set(-__builtin_inff());
