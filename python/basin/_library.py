@@ -42,7 +42,7 @@ def _load_cuda():
     """None when CUDA tensors are served, else one sentence that says what is missing."""
     path = _find("basin_torch_cuda.so")
     if path is None:
-        return "basin was built without its CUDA kernels: nvcc was not found then"
+        return "basin was built without its CUDA kernels (no nvcc was found, or BASIN_CUDA was OFF)"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
     try:

@@ -85,6 +85,26 @@ def test_generate(family, padding, cache):
     assert torch.allclose(torch.stack(got.scores), torch.stack(want.scores), atol=2e-4)
 
 
+# Several sequences in one row, told apart by their positions, as training without padding has them.
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_packed_sequences(family, compiled):
+    eager, ours = models(family)
+    ids, _ = batch("none")
+    positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in ((9, 12), (21,), (1, 2, 18))])
+    want = eager(input_ids=ids, position_ids=positions, use_cache=False).logits
+    model = torch.compile(ours, fullgraph=True, backend="aot_eager") if compiled else ours
+    got = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    assert torch.allclose(got, want, atol=2e-4, rtol=1e-4)
+    weight = torch.randn(got.shape, generator=torch.Generator().manual_seed(2))
+    (got * weight).sum().backward()
+    (want * weight).sum().backward()
+    theirs = dict(eager.named_parameters())
+    for name, parameter in ours.named_parameters():
+        expected = theirs[name].grad
+        assert torch.allclose(parameter.grad, expected, atol=2e-4 * expected.abs().max().item() + 1e-7, rtol=1e-3), name
+
+
 def test_the_sink_and_the_window_matter():
     _, ours = models("gpt_oss")
     ids, mask = batch("none")
@@ -105,8 +125,10 @@ def test_what_is_refused():
         ours(input_ids=ids, attention_mask=mask)
     with pytest.raises(ValueError, match="attention_mask has shape"):
         ours(input_ids=ids, attention_mask=torch.ones(3, 1, 21, 21, dtype=torch.bool))
-    with pytest.raises(NotImplementedError, match="mask function"):
-        ours(input_ids=ids, position_ids=torch.arange(21).remainder(7).expand(3, 21), use_cache=False)
+    from transformers.masking_utils import create_causal_mask
+    with pytest.raises(NotImplementedError, match="mask function or_masks"):
+        create_causal_mask(ours.config, inputs_embeds=torch.zeros(3, 21, 64), attention_mask=None, past_key_values=None,
+                           or_mask_function=lambda batch, head, query, key: key == 0)
     q = torch.zeros(1, 4, 5, 16)
     attend = ours.model.layers[0].self_attn
     from basin.hugging_face import basin_attention
