@@ -93,11 +93,13 @@ def test_graph_capture_and_compile():
 def test_nothing_waits_for_the_device():
     q, k, v = long_problem()
     lengths = torch.tensor([100], dtype=torch.int32, device="cuda")
-    basin.flash_attn_with_kvcache(q[:, :1], k, v, k[:, :1], v[:, :1], cache_seqlens=lengths, causal=True)
+    sink = torch.zeros(H, device="cuda")
+    new_k, new_v = k[:, :1].clone(), v[:, :1].clone()
+    basin.flash_attn_with_kvcache(q[:, :1], k, v, new_k, new_v, cache_seqlens=lengths, causal=True)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        basin.flash_attn_func(q, k, v, causal=True, learnable_sink=torch.zeros(H, device="cuda"))
-        basin.flash_attn_with_kvcache(q[:, :1], k, v, k[:, :1], v[:, :1], cache_seqlens=lengths, causal=True)
+        basin.flash_attn_func(q, k, v, causal=True, learnable_sink=sink)
+        basin.flash_attn_with_kvcache(q[:, :1], k, v, new_k, new_v, cache_seqlens=lengths, causal=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
