@@ -148,11 +148,11 @@ class Inputs(CliTest):
                 os.symlink("loop.gguf", loop)
             self.refused(1, "symbolic links", args[0], loop, *args[1:])
 
-    def test_chat_needs_chatml(self):
+    def test_chat_needs_a_format(self):
         folder = copy_model(self.path("no_chat"))
         write_tokenizer(folder, chat=False)
         self.ok("generate", folder, "--prompt", "hello", "--max-tokens", "2")
-        self.refused(1, "<|im_start|>", "generate", folder, "--prompt", "hello", "--chat")
+        self.refused(1, "has no chat template", "generate", folder, "--prompt", "hello", "--chat")
 
     def test_context_without_a_window(self):
         folder = copy_model(self.path("small_context"), max_position_embeddings=64)
