@@ -9,6 +9,8 @@ using nlohmann::json;
 
 // What a value looks like in a message: short, whatever it is.
 std::string shown(const json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return "a list";
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   return text.size() <= 40 ? text : text.substr(0, 37) + "...";
 }
@@ -16,7 +18,15 @@ std::string shown(const json& value) {
 }  // namespace
 
 json parse_object(const std::string& body) {
-  json object = json::parse(body, nullptr, false);
+  constexpr int kMaxDepth = 100;  // copying and writing a value are recursive
+  bool too_deep = false;
+  const json::parser_callback_t see = [&](int depth, json::parse_event_t, json&) {
+    too_deep = too_deep || depth > kMaxDepth;
+    return !too_deep;
+  };
+  json object = json::parse(body, see, false);
+  if (too_deep)
+    throw ApiError(400, fmt::format("the body nests deeper than {} levels", kMaxDepth), {}, "invalid_json");
   if (object.is_discarded()) throw ApiError(400, "the body is not JSON (in UTF-8)", {}, "invalid_json");
   if (!object.is_object()) throw ApiError(400, "the body must be a JSON object", {}, "invalid_json");
   return object;

@@ -248,6 +248,11 @@ class Refusals(ServerTest):
         for body in ("", "{", "[]", "5", b'{"prompt": "\xff"}', "[" * 100000):
             status, _, data = post(body)
             self.assertEqual((status, json.loads(data)["error"]["code"]), (400, "invalid_json"))
+        for body in ('{"temperature": %s}', '{"messages": [{"role": "user", "content": %s}]}', '{"tools": %s}', '{"x": %s}'):
+            for nested in ("[" * 100000 + "]" * 100000, '{"a":' * 100000 + "1" + "}" * 100000):
+                for path in (COMPLETIONS, CHAT, "/generate", "/tokenize"):
+                    status, _, data = self.server.request("POST", path, body % nested, {"Content-Type": "application/json"})
+                    self.assertEqual((status, json.loads(data)["error"]["code"]), (400, "invalid_json"))
         self.assertEqual(self.server.request("GET", "/nothing")[0], 404)
         self.assertEqual(self.server.request("POST", "/v1/responses", {})[0], 501)
         status, headers, _ = self.server.request("GET", COMPLETIONS)
