@@ -16,6 +16,11 @@ double seconds(std::int64_t us) {
   return static_cast<double>(us) * 1e-6;
 }
 
+Failure failure_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const Error*>(&error);
+  return {known != nullptr ? known->code() : ErrorCode::internal, error.what()};
+}
+
 }  // namespace
 
 // One choice of a request.
@@ -98,14 +103,24 @@ void Batch::check(const Request& request) const {
 
 void Batch::add(std::uint64_t id, Request request, std::int64_t arrival_us) {
   const auto shared = std::make_shared<const Request>(std::move(request));
-  for (std::int64_t choice = 0; choice < shared->choices; ++choice) {
-    auto sequence = std::make_unique<Sequence>(shared, choice);
+  std::vector<std::unique_ptr<Sequence>> added;  // all of them or none
+  try {
+    for (std::int64_t choice = 0; choice < shared->choices; ++choice)
+      added.push_back(std::make_unique<Sequence>(shared, choice));
+  } catch (const std::exception& error) {
+    ++metrics_.failed;
+    Event event;
+    event.failure = failure_of(error);
+    for (event.choice = 0; event.choice < shared->choices; ++event.choice) shared->on_event(Event(event));
+    return;
+  }
+  for (auto& sequence : added) {
     sequence->id = next_sequence_++;
     sequence->request_id = id;
     sequence->arrival_us = arrival_us;
     sequence->rank_us = arrival_us - shared->priority * kPriorityHeadStartUs;
     if (shared->timeout_us) sequence->deadline_us = arrival_us + *shared->timeout_us;
-    sequence->blocked = choice > 0 && prefix_.has_value() && !shared->prompt_logprobs;
+    sequence->blocked = sequence->choice > 0 && prefix_.has_value() && !shared->prompt_logprobs;
     by_id_[sequence->id] = sequence.get();
     const auto place = std::ranges::find_if(sequences_.rbegin(), sequences_.rend(), [&](const auto& other) {
       return other->rank_us <= sequence->rank_us;
@@ -225,12 +240,21 @@ void Batch::step() {
     remove_ended();
   }
   const std::int64_t begin_us = options_.now_us();
-  for (const std::uint64_t id : decision.admit) start(find(id));
+  for (const std::uint64_t id : decision.admit) guard(find(id), [&](Sequence& sequence) { start(sequence); });
   if (decision.work.empty()) return;
   compute(decision.work);
   remove_ended();
   ++metrics_.steps;
   metrics_.step_time.add(seconds(options_.now_us() - begin_us));
+}
+
+// What goes wrong for one sequence ends that one.
+void Batch::guard(Sequence& sequence, const auto& action) {
+  try {
+    action(sequence);
+  } catch (const std::exception& error) {
+    fail(sequence, failure_of(error));
+  }
 }
 
 void Batch::start(Sequence& sequence) {
@@ -274,6 +298,7 @@ void Batch::compute(std::span<const Work> work) {
   choosing_.clear();
   for (const Work& item : work) {
     Sequence& sequence = find(item.id);
+    if (sequence.ended) continue;  // could not start
     const std::int64_t computed = sequence.computed_tokens();
     const auto scored = static_cast<std::int64_t>(sequence.prompt_logprobs.size()) + 1;
     RunnerWork pass;
@@ -289,18 +314,19 @@ void Batch::compute(std::span<const Work> work) {
     before.push_back(computed);
     metrics_.computed_tokens += item.tokens;
   }
+  if (passes.empty()) return;
   try {
     runner_.run(passes, [&](std::size_t index, std::int64_t first_row, std::int64_t rows,
                             std::span<const float> logits) {
       take_logits(*sequences[index], before[index] + first_row, rows, logits);
     });
   } catch (const std::exception& error) {
-    const auto* known = dynamic_cast<const Error*>(&error);
-    for (Sequence* sequence : sequences)
-      fail(*sequence, {known != nullptr ? known->code() : ErrorCode::internal, error.what()});
+    for (Sequence* sequence : sequences) fail(*sequence, failure_of(error));
     return;
   }
-  for (std::size_t i = 0; i < sequences.size(); ++i) remember_pages(*sequences[i], before[i]);
+  for (std::size_t i = 0; i < sequences.size(); ++i)
+    guard(*sequences[i], [&](Sequence& sequence) { remember_pages(sequence, before[i]); });
+  std::erase_if(choosing_, [](const Choosing& choosing) { return choosing.sequence->ended; });
   choose();
 }
 
@@ -327,7 +353,7 @@ void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t row
   const std::size_t at = choosing_.size() * width;
   if (rows_.size() < at + width) rows_.resize(at + width);
   std::ranges::copy(last, rows_.begin() + static_cast<std::ptrdiff_t>(at));
-  choosing_.push_back({&sequence, -1, {}, {}});
+  choosing_.push_back({&sequence, choosing_.size(), -1, {}, {}});
 }
 
 // Pages that this pass has filled can be found by others from now on.
@@ -354,73 +380,79 @@ void Batch::choose() {
     Choosing& choosing = choosing_[static_cast<std::size_t>(i)];
     Sequence& sequence = *choosing.sequence;
     if (sequence.request->max_tokens == 0) return;
-    const auto logits = std::span<const float>(rows_).subspan(static_cast<std::size_t>(i) * width, width);
+    const auto logits = std::span<const float>(rows_).subspan(choosing.row * width, width);
     try {
       choosing.token = sequence.sampler.choose(logits, sequence.known_tokens());
       if (sequence.request->logprobs)
         choosing.logprob = logprob_of(logits, choosing.token, *sequence.request->logprobs);
-    } catch (const Error& error) {
-      choosing.failure = Failure{error.code(), error.what()};
+    } catch (const std::exception& error) {
+      choosing.failure = failure_of(error);
     }
   });
   for (Choosing& choosing : choosing_) {
-    Sequence& sequence = *choosing.sequence;
-    const Request& request = *sequence.request;
-    unblock(sequence);
-    if (choosing.failure) {
-      fail(sequence, *choosing.failure);
-      continue;
-    }
-    Event event;
-    if (request.max_tokens == 0) {
-      event.finish_reason = FinishReason::length;
-      end(sequence, std::move(event));
-      continue;
-    }
-    const std::int32_t token = choosing.token;
-    const auto is_stop = [&](std::span<const std::int32_t> ids) {
-      return std::ranges::find(ids, token) != ids.end();
-    };
-    const bool end_of_text = tokenizer_ != nullptr && !request.ignore_eos && is_stop(tokenizer_->stops());
-    if (end_of_text || is_stop(request.stop_ids)) {
-      event.text = sequence.text.finish();
-      event.finish_reason = FinishReason::stop;
-      if (sequence.text.stop() != nullptr) {
-        event.stop_string = *sequence.text.stop();
+    guard(*choosing.sequence, [&](Sequence& sequence) {
+      unblock(sequence);
+      if (choosing.failure) {
+        fail(sequence, *choosing.failure);
       } else {
-        event.stop_token = token;
+        go_on(sequence, choosing);
       }
-      end(sequence, std::move(event));
-      continue;
-    }
-    sequence.history.push_back(token);
-    ++sequence.usage.completion_tokens;
-    ++metrics_.generated_tokens;
-    event.token = token;
-    event.logprob = std::move(choosing.logprob);
-    if (tokenizer_ != nullptr && token < tokenizer_->vocabulary())
-      event.text = sequence.text.push(tokenizer_->token_bytes(token, request.show_special));
-    if (sequence.text.stop() == nullptr && sequence.usage.completion_tokens == request.max_tokens) {
-      event.finish_reason = FinishReason::length;
-      event.text += sequence.text.finish();
-    }
+    });
+  }
+}
+
+// Its next token is chosen: tell what it says, and whether it is the last.
+void Batch::go_on(Sequence& sequence, Choosing& choosing) {
+  const Request& request = *sequence.request;
+  Event event;
+  if (request.max_tokens == 0) {
+    event.finish_reason = FinishReason::length;
+    end(sequence, std::move(event));
+    return;
+  }
+  const std::int32_t token = choosing.token;
+  const auto is_stop = [&](std::span<const std::int32_t> ids) {
+    return std::ranges::find(ids, token) != ids.end();
+  };
+  const bool end_of_text = tokenizer_ != nullptr && !request.ignore_eos && is_stop(tokenizer_->stops());
+  if (end_of_text || is_stop(request.stop_ids)) {
+    event.text = sequence.text.finish();
+    event.finish_reason = FinishReason::stop;
     if (sequence.text.stop() != nullptr) {
-      event.finish_reason = FinishReason::stop;
       event.stop_string = *sequence.text.stop();
-    }
-    const std::int64_t now = options_.now_us();
-    if (sequence.last_token_us == 0) {
-      sequence.times.first_token_us = now - sequence.arrival_us;
-      metrics_.first_token.add(seconds(sequence.times.first_token_us));
     } else {
-      metrics_.inter_token.add(seconds(now - sequence.last_token_us));
+      event.stop_token = token;
     }
-    sequence.last_token_us = now;
-    if (event.finish_reason) {
-      end(sequence, std::move(event));
-    } else {
-      tell(sequence, std::move(event));
-    }
+    end(sequence, std::move(event));
+    return;
+  }
+  sequence.history.push_back(token);
+  ++sequence.usage.completion_tokens;
+  ++metrics_.generated_tokens;
+  event.token = token;
+  event.logprob = std::move(choosing.logprob);
+  if (tokenizer_ != nullptr && token < tokenizer_->vocabulary())
+    event.text = sequence.text.push(tokenizer_->token_bytes(token, request.show_special));
+  if (sequence.text.stop() == nullptr && sequence.usage.completion_tokens == request.max_tokens) {
+    event.finish_reason = FinishReason::length;
+    event.text += sequence.text.finish();
+  }
+  if (sequence.text.stop() != nullptr) {
+    event.finish_reason = FinishReason::stop;
+    event.stop_string = *sequence.text.stop();
+  }
+  const std::int64_t now = options_.now_us();
+  if (sequence.last_token_us == 0) {
+    sequence.times.first_token_us = now - sequence.arrival_us;
+    metrics_.first_token.add(seconds(sequence.times.first_token_us));
+  } else {
+    metrics_.inter_token.add(seconds(now - sequence.last_token_us));
+  }
+  sequence.last_token_us = now;
+  if (event.finish_reason) {
+    end(sequence, std::move(event));
+  } else {
+    tell(sequence, std::move(event));
   }
 }
 
@@ -441,13 +473,18 @@ void Batch::tell(Sequence& sequence, Event event) {
     sequence.prompt_told = true;
     event.prompt_logprobs = sequence.prompt_logprobs;
   }
-  sequence.request->on_event(std::move(event));
+  try {
+    sequence.request->on_event(std::move(event));
+  } catch (const std::exception&) {  // nobody can be told more
+    sequence.cancelled = true;
+  }
 }
 
 // Its pages are free before anybody hears of the end.
 void Batch::end(Sequence& sequence, Event event) {
-  release(sequence);
+  if (sequence.ended) return;
   sequence.ended = true;
+  release(sequence);
   unblock(sequence);
   sequence.times.finished_us = options_.now_us() - sequence.arrival_us;
   metrics_.end_to_end.add(seconds(sequence.times.finished_us));
@@ -460,10 +497,18 @@ void Batch::end(Sequence& sequence, Event event) {
 }
 
 void Batch::fail(Sequence& sequence, const Failure& failure) {
+  if (sequence.ended) return;
   ++(failure.code == ErrorCode::cancelled ? metrics_.timed_out : metrics_.failed);
   Event event;
   event.failure = failure;
   end(sequence, std::move(event));
+}
+
+void Batch::fail_all(const Failure& failure) {
+  for (const auto& sequence : sequences_) {
+    if (!sequence->ended) fail(*sequence, failure);
+  }
+  remove_ended();
 }
 
 void Batch::remove_ended() {

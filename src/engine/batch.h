@@ -50,8 +50,11 @@ class Batch {
 
   bool empty() const { return sequences_.empty(); }
   std::int64_t waiting() const;
-  /// Schedules and computes once. Whatever goes wrong inside fails the sequences that were part of it.
+  /// Schedules and computes once. Whatever goes wrong for a sequence or in a pass fails the sequences that were part of it;
+  /// what goes wrong between them is thrown.
   void step();
+  /// The end of all, when a step threw.
+  void fail_all(const Failure& failure);
 
   Metrics metrics() const;
   /// Throws Error(internal) saying what contradicts itself.
@@ -60,17 +63,27 @@ class Batch {
  private:
   struct Sequence;
   using Sequences = std::list<std::unique_ptr<Sequence>>;
+  // One row of logits for each sequence that chooses in this step.
+  struct Choosing {
+    Sequence* sequence;
+    std::size_t row;  // of rows_
+    std::int32_t token = -1;
+    std::optional<TokenLogprob> logprob;
+    std::optional<Failure> failure;
+  };
 
   Schedule schedule();
   void look_up(Sequence& sequence, ScheduledSequence& plan);
   bool can_wait_for(const Sequence& sequence, const Sequence& reader) const;
   Sequence& find(std::uint64_t id) const;
+  void guard(Sequence& sequence, const auto& action);
   void start(Sequence& sequence);
   void preempt(Sequence& sequence);
   void compute(std::span<const Work> work);
   void take_logits(Sequence& sequence, std::int64_t first_row, std::int64_t rows,
                    std::span<const float> logits);
   void choose();
+  void go_on(Sequence& sequence, Choosing& choosing);
   void remember_pages(Sequence& sequence, std::int64_t before);
   void release(Sequence& sequence);
   void tell(Sequence& sequence, Event event);
@@ -90,15 +103,8 @@ class Batch {
   std::uint64_t next_sequence_ = 1;
   Metrics metrics_;
 
-  // One row of logits for each sequence that chooses in this step.
-  struct Choosing {
-    Sequence* sequence;
-    std::int32_t token = -1;
-    std::optional<TokenLogprob> logprob;
-    std::optional<Failure> failure;
-  };
   std::vector<Choosing> choosing_;
-  std::vector<float> rows_;  // [choosing_, vocabulary]
+  std::vector<float> rows_;  // [rows, vocabulary]
 };
 
 }  // namespace basin::engine

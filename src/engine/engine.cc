@@ -105,11 +105,15 @@ void Engine::loop() {
       cancel_all = std::exchange(cancel_all_, false);
       for (const Arrived& one : arrived) choices_ += one.request.choices;
     }
-    for (Arrived& one : arrived) batch_.add(one.id, std::move(one.request), one.at_us);
-    for (const std::uint64_t id : cancelled) batch_.cancel(id);
-    if (cancel_all) batch_.cancel_all();
-    if (clear) batch_.clear_prefix_cache();
-    if (!batch_.empty()) batch_.step();
+    try {
+      for (Arrived& one : arrived) batch_.add(one.id, std::move(one.request), one.at_us);
+      for (const std::uint64_t id : cancelled) batch_.cancel(id);
+      if (cancel_all) batch_.cancel_all();
+      if (clear) batch_.clear_prefix_cache();
+      if (!batch_.empty()) batch_.step();
+    } catch (const std::exception& error) {  // the next requests may fare better
+      batch_.fail_all({ErrorCode::internal, error.what()});
+    }
     const std::lock_guard lock(mutex_);
     metrics_ = batch_.metrics();
     choices_ = metrics_.waiting + metrics_.running;

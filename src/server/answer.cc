@@ -103,6 +103,14 @@ void Answer::take(std::size_t prompt, engine::Event&& event) {
     fail(api_error(event.failure->code, event.failure->message));
     return;
   }
+  try {
+    put(prompt, std::move(event));
+  } catch (const std::exception& error) {  // an answer that cannot be written
+    fail(ApiError(500, error.what()));
+  }
+}
+
+void Answer::put(std::size_t prompt, engine::Event&& event) {
   const std::lock_guard lock(mutex_);
   if (ended_) return;
   const auto found =

@@ -79,6 +79,7 @@ class Answer {
   std::vector<std::vector<std::int32_t>> prompts_;  // kept for echo
 
  private:
+  void put(std::size_t prompt, engine::Event&& event);
   void finish(int status, const char* finish);
 
   std::string path_;

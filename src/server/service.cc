@@ -279,6 +279,8 @@ void Service::generate(const HttpRequest& request, const std::shared_ptr<Exchang
       id = engine_.submit(std::move(requests[prompt]));
     } catch (const Error& error) {
       return answer->fail(api_error(error.code(), error.what()));
+    } catch (const std::exception& error) {  // those that are in end, too
+      return answer->fail(ApiError(500, error.what()));
     }
     if (!id)
       return answer->fail(ApiError(429, "too many requests wait here; try again later", {}, "queue_full"));

@@ -310,6 +310,39 @@ TEST(Batch, AFailingPassFailsItsRequestsOnly) {
   EXPECT_EQ(bench.held(), 0);
 }
 
+TEST(Batch, WhatGoesWrongForOneSequenceFailsThatOne) {
+  Bench bench(64, options(4, 32));
+  bench.runner.no_cache_for = 3;
+  Request poor = request(text(0, 9), 5);
+  poor.policy = {3, 8, true};
+  bench.add(1, request(text(1, 9), 5));
+  bench.add(2, poor);
+  Request silent = request(text(2, 9), 5);
+  silent.on_event = [](Event&&) { throw std::runtime_error("nobody listens"); };
+  bench.batch->add(3, silent, bench.now_us);
+  EXPECT_TRUE(bench.run(100));
+  const auto failed = bench.answers.at({2, 0});
+  ASSERT_TRUE(failed.failure);
+  EXPECT_EQ(failed.failure->code, ErrorCode::internal);
+  EXPECT_EQ(failed.ends, 1);
+  EXPECT_EQ(bench.answers.at({1, 0}).tokens, alone(request(text(1, 9), 5)).tokens);
+  EXPECT_EQ(bench.held(), 0);
+}
+
+TEST(Batch, AnEndOfAll) {
+  Bench bench(64, options(1, 32));
+  bench.add(1, request(text(1, 9), 50));
+  bench.add(2, request(text(2, 9), 50));
+  bench.batch->step();
+  bench.batch->fail_all({ErrorCode::internal, "broken"});
+  EXPECT_TRUE(bench.batch->empty());
+  for (const std::uint64_t id : {1, 2}) EXPECT_EQ(bench.answers.at({id, 0}).ends, 1);
+  EXPECT_EQ(bench.held(), 0);
+  bench.add(3, request(text(1, 9), 5));
+  EXPECT_TRUE(bench.run(100));
+  EXPECT_EQ(bench.answers.at({3, 0}).tokens.size(), 5u);
+}
+
 TEST(Batch, RefusesWhatCouldNeverBeAnswered) {
   Bench bench(10, options(2, 16));
   EXPECT_THROW(bench.batch->check(request({}, 4)), Error);

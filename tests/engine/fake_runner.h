@@ -22,12 +22,15 @@ class FakeRunner : public engine::Runner {
   std::int64_t vocabulary() const override { return vocabulary_; }
   const std::shared_ptr<kv::PagePool>& pool() const override { return pool_; }
   kv::SequenceCache make_cache(const kv::Policy& policy) const override {
+    if (policy.sink_tokens == no_cache_for) throw std::bad_alloc();
     const std::int64_t windows[] = {0};
     return {pool_, policy, windows};
   }
 
   /// The pass after so many others throws.
   std::int64_t fails_after = -1;
+  /// There is no memory for sequences with so many sinks.
+  std::int64_t no_cache_for = -1;
   std::int64_t runs = 0, most_tokens = 0;
 
   void run(std::span<const engine::RunnerWork> work, const OnLogits& on_logits) override {

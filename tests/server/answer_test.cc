@@ -116,6 +116,42 @@ constexpr std::string_view kCalls =
     "\"\xc3\xa4\"}}\n</tool_call>\n"
     "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
 
+// Cannot be told the first thing.
+class Deaf : public Kept {
+ public:
+  void respond(HttpResponse response) override {
+    if (!std::exchange(told, true)) throw std::runtime_error("no room");
+    Kept::respond(std::move(response));
+  }
+  void send(std::string events) override {
+    if (!std::exchange(told, true)) throw std::runtime_error("no room");
+    Kept::send(std::move(events));
+  }
+  bool told = false;
+};
+
+TEST_F(AnswerTest, WhatCannotBeWrittenFailsTheAnswerAndNothingElse) {
+  for (const bool stream : {false, true}) {
+    Asked asked;
+    asked.model = "m";
+    asked.stream = stream;
+    asked.requests.push_back(plain_request());
+    const auto kept = std::make_shared<Deaf>();
+    const auto made = make_completion(std::move(asked), kept, model, log);
+    int failures = 0;
+    made->on_failure = [&] { ++failures; };
+    made->take_requests();
+    engine::Event event;
+    event.text = "x";
+    event.finish_reason = engine::FinishReason::stop;
+    EXPECT_NO_THROW(made->take(0, std::move(event)));
+    EXPECT_EQ(failures, 1);
+    EXPECT_NE((stream ? kept->streamed : kept->whole.body).find("no room"), std::string::npos);
+    EXPECT_EQ(stream ? 500 : kept->whole.status, 500);
+    EXPECT_EQ(kept->finished, stream);
+  }
+}
+
 TEST_F(AnswerTest, CallsAndThoughtsStandApart) {
   const auto kept = run(kCalls, false);
   const Json said = message(*kept);
