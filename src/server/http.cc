@@ -312,8 +312,10 @@ class Connection::Mail : public Exchange {
   }
   void send(std::string events) override {
     post([&] {
+      // One large event is no fault of the client's: what counts is what lies there beside it.
+      largest_ = std::max(largest_, events.size());
+      if (events_.size() + events.size() > server_->options.max_unsent_bytes + largest_) overflow_ = true;
       events_ += events;
-      if (events_.size() > server_->options.max_unsent_bytes) overflow_ = true;
     });
   }
   void finish() override {
@@ -355,6 +357,7 @@ class Connection::Mail : public Exchange {
   std::shared_ptr<HttpServer::State> server_;
   std::optional<HttpResponse> response_;
   std::string events_;
+  std::size_t largest_ = 0;  // of the events so far
   std::function<void()> on_gone_;
   bool events_started_ = false, complete_ = false, overflow_ = false, posted_ = false, gone_ = false;
 };

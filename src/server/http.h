@@ -49,7 +49,7 @@ struct HttpOptions {
   std::uint16_t port = 8000;  // 0: any free one
   std::uint64_t max_header_bytes = 16 << 10;
   std::uint64_t max_body_bytes = 32 << 20;
-  std::size_t max_unsent_bytes = 1 << 20;  // of one response's stream
+  std::size_t max_unsent_bytes = 1 << 20;  // of one response's stream, beside its largest event
   std::size_t max_connections = 4096;
   int read_seconds = 30;   // for a request that has begun
   int idle_seconds = 120;  // between requests

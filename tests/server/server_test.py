@@ -404,6 +404,11 @@ class Life(ServerTest):
     def test_time_runs_out(self):
         self.refused(408, None, COMPLETIONS, {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "timeout_seconds": 0.02})
 
+    def test_one_large_event_is_no_fault_of_its_reader(self):
+        events = self.server.events(COMPLETIONS, {"prompt": [5] * 3000, "echo": True, "logprobs": 20, "max_tokens": 50, "ignore_eos": True})
+        self.assertGreater(len(json.dumps(events[0])), 1 << 20)
+        self.assertEqual(events[-1]["choices"][0]["finish_reason"], "length")
+
     def test_a_client_that_does_not_read_holds_nothing(self):
         connection = self.open(max_tokens=4000, logprobs=20, n=1)  # megabytes of events
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
