@@ -148,6 +148,12 @@ std::int64_t Batch::waiting() const {
   return std::ranges::count_if(sequences_, [](const auto& sequence) { return !sequence->cache; });
 }
 
+std::int64_t Batch::prompt_tokens() const {
+  std::int64_t tokens = 0;
+  for (const auto& sequence : sequences_) tokens += sequence->usage.prompt_tokens;
+  return tokens;
+}
+
 Batch::Sequence& Batch::find(std::uint64_t id) const {
   return *by_id_.at(id);
 }

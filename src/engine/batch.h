@@ -50,6 +50,7 @@ class Batch {
 
   bool empty() const { return sequences_.empty(); }
   std::int64_t waiting() const;
+  std::int64_t prompt_tokens() const;  // of all choices that wait or run
   /// Schedules and computes once. Whatever goes wrong for a sequence or in a pass fails the sequences that were part of it;
   /// what goes wrong between them is thrown.
   void step();

@@ -22,7 +22,8 @@ BatchOptions with_clock(BatchOptions options) {
 Engine::Engine(Runner& runner, ThreadPool& threads, const text::Tokenizer* tokenizer,
                const EngineOptions& options)
     : batch_(runner, threads, tokenizer, with_clock(options.batch)),
-      max_choices_(options.max_waiting + options.batch.max_sequences) {
+      max_choices_(options.max_waiting + options.batch.max_sequences),
+      max_tokens_(options.max_waiting_tokens) {
   metrics_ = batch_.metrics();
   thread_ = std::jthread([this] { loop(); });
 }
@@ -41,9 +42,12 @@ std::optional<std::uint64_t> Engine::submit(Request request) {
   std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    std::int64_t choices = choices_ + request.choices;
-    for (const Arrived& other : arrived_) choices += other.request.choices;
-    if (choices > max_choices_) return {};
+    std::int64_t choices = choices_ + request.choices, tokens = tokens_ + request.waiting_tokens();
+    for (const Arrived& other : arrived_) {
+      choices += other.request.choices;
+      tokens += other.request.waiting_tokens();
+    }
+    if (choices > max_choices_ || tokens > max_tokens_) return {};
     id = next_id_++;
     arrived_.push_back({id, std::move(request), now_us()});
     idle_ = false;
@@ -103,7 +107,10 @@ void Engine::loop() {
       cancelled = std::exchange(cancelled_, {});
       clear = std::exchange(clear_, false);
       cancel_all = std::exchange(cancel_all_, false);
-      for (const Arrived& one : arrived) choices_ += one.request.choices;
+      for (const Arrived& one : arrived) {
+        choices_ += one.request.choices;
+        tokens_ += one.request.waiting_tokens();
+      }
     }
     try {
       for (Arrived& one : arrived) batch_.add(one.id, std::move(one.request), one.at_us);
@@ -117,6 +124,7 @@ void Engine::loop() {
     const std::lock_guard lock(mutex_);
     metrics_ = batch_.metrics();
     choices_ = metrics_.waiting + metrics_.running;
+    tokens_ = batch_.prompt_tokens();
     idle_ = batch_.empty() && arrived_.empty();
   }
 }

@@ -13,8 +13,9 @@
 namespace basin::engine {
 
 struct EngineOptions {
-  BatchOptions batch;               // now_us is the engine's own
-  std::int64_t max_waiting = 1024;  // choices that wait, beside those that can run
+  BatchOptions batch;                                    // now_us is the engine's own
+  std::int64_t max_waiting = 1024;                       // choices that wait, beside those that can run
+  std::int64_t max_waiting_tokens = kMostWaitingTokens;  // of the prompts of all choices that wait or run
 };
 
 class Engine {
@@ -39,8 +40,8 @@ class Engine {
  private:
   void loop();
 
-  Batch batch_;               // the thread's, but for check()
-  std::int64_t max_choices_;  // that wait or run
+  Batch batch_;                            // the thread's, but for check()
+  std::int64_t max_choices_, max_tokens_;  // that wait or run
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable wake_;
@@ -52,7 +53,7 @@ class Engine {
   std::vector<Arrived> arrived_;
   std::vector<std::uint64_t> cancelled_;
   bool clear_ = false, cancel_all_ = false, stopping_ = false, idle_ = true;
-  std::int64_t choices_ = 0;  // in the batch, as of the last step
+  std::int64_t choices_ = 0, tokens_ = 0;  // in the batch, as of the last step
   std::uint64_t next_id_ = 1;
   Metrics metrics_;
 

@@ -67,6 +67,9 @@ struct Event {
   Times times;
 };
 
+/// Each choice has its own copy of the prompt, so what may wait is counted in tokens, too.
+inline constexpr std::int64_t kMostWaitingTokens = 1 << 24;
+
 struct Request {
   std::vector<std::int32_t> prompt;  // not empty
   std::int64_t choices = 1;          // answers to the one prompt; choice i samples with seed + i
@@ -81,6 +84,8 @@ struct Request {
   kv::Policy policy;
   std::int64_t priority = 0;  // higher goes first
   std::optional<std::int64_t> timeout_us;
+  /// Of the prompts of all choices.
+  std::int64_t waiting_tokens() const { return choices * static_cast<std::int64_t>(prompt.size()); }
   /// Called on the engine's thread, once for each step of each choice. Must be quick, and must not throw.
   std::function<void(Event&&)> on_event;
 };

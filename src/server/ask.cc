@@ -13,8 +13,10 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kMostChoices = 128, kMostPrompts = 2048, kMostLogprobs = 20;
-constexpr std::size_t kMostStops = 16, kMostStopBytes = 1024;
+constexpr std::size_t kMostStops = 16, kMostStopBytes = 1024, kMostBiases = 1024;
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
+constexpr std::int64_t kMostPromptTokens = 1 << 20;  // with a window as well
+constexpr std::int64_t kMostKept = 1 << 22;  // tokens and alternatives that are held until an answer is whole
 
 std::uint64_t random_seed() {
   static thread_local std::random_device device;
@@ -57,6 +59,8 @@ void read_logit_bias(const Fields& fields, engine::Request& request) {
   const json* bias = fields.get("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) fields.fail("logit_bias", "must be an object of token ids and numbers");
+  if (bias->size() > kMostBiases)
+    fields.fail("logit_bias", fmt::format("has {} entries; allowed are {}", bias->size(), kMostBiases));
   for (const auto& [key, value] : bias->items()) {
     const bool digits = !key.empty() && key.size() <= 9 &&
                         std::ranges::all_of(key, [](char c) { return c >= '0' && c <= '9'; });
@@ -127,6 +131,11 @@ std::int64_t answer_tokens(std::optional<std::int64_t> asked, const char* field,
                     request.policy.window == 0 ? "; with sink_tokens and window it may be longer" : ""),
         "messages", "context_length_exceeded");
   };
+  if (prompt_tokens > kMostPromptTokens) {
+    throw ApiError(400,
+                   fmt::format("the prompt has {} tokens; allowed are {}", prompt_tokens, kMostPromptTokens),
+                   "messages", "context_length_exceeded");
+  }
   if (prompt_tokens > most || (prompt_tokens == most && asked.value_or(1) > 0))
     too_long(fmt::format("the prompt has {} tokens", prompt_tokens));
   if (asked) {
@@ -139,6 +148,35 @@ std::int64_t answer_tokens(std::optional<std::int64_t> asked, const char* field,
       request.policy.window == 0 ? std::min(most, model.pages * model.page_tokens) : context;
   return std::max<std::int64_t>(
       1, request.policy.window == 0 ? room - prompt_tokens : std::min(room, most - prompt_tokens));
+}
+
+std::int64_t kept_for_each_token(const engine::Request& request) {
+  return request.choices * (request.logprobs.value_or(0) + 1);
+}
+
+// What all prompts of a body, and the answer that is `held` until it is whole, may take of memory.
+void check_size(const Asked& asked, bool held, const char* field) {
+  std::int64_t waiting = 0, kept = 0;
+  for (const engine::Request& request : asked.requests) {
+    const auto prompt = static_cast<std::int64_t>(request.prompt.size());
+    waiting += request.waiting_tokens();
+    kept += kept_for_each_token(request) *
+            ((held ? request.max_tokens : 0) + (request.prompt_logprobs ? prompt : 0));
+  }
+  if (waiting > engine::kMostWaitingTokens) {
+    throw ApiError(400,
+                   fmt::format("the prompts times n have {} tokens; allowed are {}", waiting,
+                               engine::kMostWaitingTokens),
+                   "n");
+  }
+  if (kept > kMostKept) {
+    throw ApiError(
+        400,
+        fmt::format("{} times n times (log-probabilities + 1) is {}; an answer that is held until it is "
+                    "whole may have {}",
+                    field, kept, kMostKept),
+        field);
+  }
 }
 
 // prompt: a text, several texts, token ids, or several lists of them.
@@ -345,6 +383,7 @@ Asked ask_completion(const json& body, const ModelInfo& model) {
     request.prompt = std::move(prompt);
     asked.requests.push_back(std::move(request));
   }
+  check_size(asked, !asked.stream, "max_tokens");
   return asked;
 }
 
@@ -372,9 +411,13 @@ Asked ask_chat(const json& body, const nlohmann::ordered_json& tools, const Mode
   }
   const bool newer = fields.get("max_completion_tokens") != nullptr;
   const char* field = newer ? "max_completion_tokens" : "max_tokens";
-  request.max_tokens = answer_tokens(fields.integer(field, 1, kMostTokens), field,
-                                     static_cast<std::int64_t>(request.prompt.size()), request, model);
+  const auto max_tokens = fields.integer(field, 1, kMostTokens);
+  request.max_tokens =
+      answer_tokens(max_tokens, field, static_cast<std::int64_t>(request.prompt.size()), request, model);
+  if (!max_tokens && !asked.stream)
+    request.max_tokens = std::min(request.max_tokens, kMostKept / kept_for_each_token(request));
   asked.requests.push_back(std::move(request));
+  check_size(asked, !asked.stream, field);
   return asked;
 }
 
@@ -421,6 +464,7 @@ Asked ask_generate(const json& body, const ModelInfo& model) {
     request.prompt = std::move(prompt);
     asked.requests.push_back(std::move(request));
   }
+  check_size(asked, true, "max_new_tokens");  // each event has all of the text
   return asked;
 }
 

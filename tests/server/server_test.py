@@ -239,8 +239,27 @@ class Refusals(ServerTest):
         for name, value in (("tools", [{}]), ("tools", 5), ("tool_choice", "required"), ("reasoning_effort", "high"), ("chat_template_kwargs", 3),
                             ("parallel_tool_calls", False), ("response_format", {"type": "json_schema"}), ("top_logprobs", 3), ("audio", {})):
             self.refused(400, name, CHAT, {"messages": [{"role": "user", "content": "x"}], name: value})
+        self.refused(400, "logit_bias", COMPLETIONS, {"prompt": "hello", "logit_bias": {f"{i:09}": 1 for i in range(1025)}})
+        self.refused(400, "messages", COMPLETIONS, {"prompt": [5] * (2**20 + 1), "max_tokens": 1, "window": 8})
+        for n, logprobs, most in ((1, 0, 2**22), (128, 0, 2**15), (2, 3, 2**19)):
+            fields = {"prompt": "hello", "window": 8, "n": n, "logprobs": logprobs}
+            self.refused(400, "max_tokens", COMPLETIONS, {**fields, "max_tokens": most + 1})
+            self.refused(408, None, COMPLETIONS, {**fields, "max_tokens": most, "ignore_eos": True, "timeout_seconds": 0.01})
+        self.refused(400, "max_tokens", COMPLETIONS, {"prompt": ["hello"] * 2, "window": 8, "n": 128, "max_tokens": 2**15})
         # What is unknown is ignored, and what asks for nothing is no reason to refuse.
         self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 1, "user": "me", "unheard_of": 1, "suffix": None, "best_of": 1})
+
+    def test_prompts_that_wait_are_counted_in_tokens(self):
+        fields = {"prompt": [5] * 2**17, "window": 8, "max_tokens": 1}
+        self.refused(400, "n", COMPLETIONS, {**fields, "prompt": [[5] * 2**17, [5]], "n": 128})
+        body = json.dumps({**fields, "n": 128}).encode()
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                               b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            self.server.wait_for(lambda m: m["basin_running_sequences"] + m["basin_waiting_sequences"] == 128)
+            self.refused(429, None, COMPLETIONS, {"prompt": "hello"})
+        self.server.wait_for(lambda m: m["basin_running_sequences"] + m["basin_waiting_sequences"] == 0)
+        self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 1})
 
     def test_bodies_and_paths(self):
         post = lambda body, kind="application/json": self.server.request("POST", COMPLETIONS, body, {"Content-Type": kind})
