@@ -31,6 +31,7 @@ void refuse_unsupported(const Fields& fields) {
                            "web_search_options", "logits_processors", "custom_logit_processor"})
     fields.refuse(name, {""});
   fields.refuse("use_beam_search", {false});
+  fields.refuse("prompt_logprobs", {false});
   fields.refuse("length_penalty", {1.0, 1, 0, 0.0});
   fields.refuse("min_tokens", {0});
   fields.refuse("min_new_tokens", {0});
@@ -84,6 +85,15 @@ void read_stops(const Fields& fields, engine::Request& request) {
   request.show_special = !fields.boolean("skip_special_tokens").value_or(true);
 }
 
+// When it has its turn, and for how long.
+void read_turn(const Fields& fields, engine::Request& request) {
+  request.priority = fields.integer("priority", -1000, 1000).value_or(request.priority);
+  if (const auto seconds = fields.number("timeout_seconds")) {
+    if (!(*seconds > 0 && *seconds <= 1e6)) fields.fail("timeout_seconds", "must be above 0, up to 1000000");
+    request.timeout_us = static_cast<std::int64_t>(*seconds * 1e6);
+  }
+}
+
 // All that does not depend on the form of the endpoint.
 engine::Request read_common(const Fields& fields, const ModelInfo& model) {
   refuse_unsupported(fields);
@@ -94,11 +104,7 @@ engine::Request read_common(const Fields& fields, const ModelInfo& model) {
   request.include_stop = fields.boolean("include_stop_str_in_output").value_or(false);
   request.policy = read_policy(fields, model);
   request.choices = fields.integer("n", 1, kMostChoices).value_or(1);
-  request.priority = fields.integer("priority", -1000, 1000).value_or(0);
-  if (const auto seconds = fields.number("timeout_seconds")) {
-    if (!(*seconds > 0 && *seconds <= 1e6)) fields.fail("timeout_seconds", "must be above 0, up to 1000000");
-    request.timeout_us = static_cast<std::int64_t>(*seconds * 1e6);
-  }
+  read_turn(fields, request);
   return request;
 }
 
@@ -362,6 +368,7 @@ Asked ask_completion(const json& body, const ModelInfo& model) {
   Asked asked;
   read_model(fields, model, asked);
   read_stream(fields, asked);
+  fields.refuse("add_special_tokens", {true});
   const engine::Request common = [&] {
     engine::Request request = read_common(fields, model);
     request.logprobs = fields.integer("logprobs", 0, kMostLogprobs);
@@ -393,6 +400,8 @@ Asked ask_chat(const json& body, const nlohmann::ordered_json& tools, const Mode
   Asked asked;
   read_model(fields, model, asked);
   read_stream(fields, asked);
+  fields.refuse("add_special_tokens", {false});  // the format has written them
+  fields.refuse("echo", {false});
   engine::Request request = read_common(fields, model);
   const auto top_logprobs = fields.integer("top_logprobs", 0, kMostLogprobs);
   if (fields.boolean("logprobs").value_or(false)) {
@@ -429,15 +438,23 @@ Asked ask_generate(const json& body, const ModelInfo& model) {
   for (const char* name :
        {"input_embeds", "image_data", "audio_data", "video_data", "session_params", "lora_path"})
     fields.refuse(name);
+  refuse_unsupported(fields);
+  fields.refuse("add_special_tokens", {true});
   fields.refuse("return_logprob", {false});
   fields.refuse("return_hidden_states", {false});
   static const json kNone = json::object();
   const json* parameters = fields.get("sampling_params");
   if (parameters != nullptr && !parameters->is_object()) fields.fail("sampling_params", "must be an object");
   const Fields sampling(parameters == nullptr ? kNone : *parameters, "sampling_params.");
+  sampling.refuse("add_special_tokens", {true});
   engine::Request common = read_common(sampling, model);
-  common.policy =
-      read_policy(parameters != nullptr && sampling.get("window") != nullptr ? sampling : fields, model);
+  // Basin's own fields may stand beside the prompt as well; those among the parameters go first.
+  const bool own_policy =
+      parameters != nullptr && (parameters->contains("sink_tokens") || parameters->contains("window") ||
+                                parameters->contains("positions"));
+  if (!own_policy) common.policy = read_policy(fields, model);
+  read_turn(fields, common);
+  read_turn(sampling, common);
   check_sampling(common, model);
   std::vector<std::vector<std::int32_t>> prompts;
   if (const json* ids = fields.get("input_ids")) {

@@ -222,7 +222,8 @@ class Refusals(ServerTest):
                  "logit_bias": [[], {"x": 1}, {"5": "a"}, {"400": 1}], "stop": [[""], [5], 5, ["x"] * 17], "seed": ["a", 1.5],
                  "stream": ["yes"], "stream_options": [{}, 5], "window": [0, -1, "all"], "sink_tokens": [-1, 4],
                  "positions": ["nowhere"], "stop_token_ids": [5, ["a"]], "ignore_eos": [1], "best_of": [3], "suffix": ["x"],
-                 "response_format": [{"type": "json_object"}], "guided_json": [{}], "min_tokens": [4], "timeout_seconds": [0]}
+                 "response_format": [{"type": "json_object"}], "guided_json": [{}], "min_tokens": [4], "timeout_seconds": [0],
+                 "prompt_logprobs": [0, 1], "add_special_tokens": [False]}
         for name, values in cases.items():
             for value in values:
                 param = {"max_tokens": "messages"}.get(name, name) if value == 5000 else name
@@ -237,7 +238,7 @@ class Refusals(ServerTest):
                          [{"role": "user", "content": [{"type": "image_url"}]}]):
             self.refused(400, "messages", CHAT, {"messages": messages})
         for name, value in (("tools", [{}]), ("tools", 5), ("tool_choice", "required"), ("reasoning_effort", "high"), ("chat_template_kwargs", 3),
-                            ("parallel_tool_calls", False), ("response_format", {"type": "json_schema"}), ("top_logprobs", 3), ("audio", {})):
+                            ("parallel_tool_calls", False), ("response_format", {"type": "json_schema"}), ("top_logprobs", 3), ("audio", {}), ("echo", True), ("prompt_logprobs", 1)):
             self.refused(400, name, CHAT, {"messages": [{"role": "user", "content": "x"}], name: value})
         self.refused(400, "logit_bias", COMPLETIONS, {"prompt": "hello", "logit_bias": {f"{i:09}": 1 for i in range(1025)}})
         self.refused(400, "messages", COMPLETIONS, {"prompt": [5] * (2**20 + 1), "max_tokens": 1, "window": 8})
@@ -365,6 +366,23 @@ class Other(ServerTest):
         for before, after in zip(events, events[1:]):
             self.assertTrue(after["text"].startswith(before["text"]))
         self.assertEqual(self.server.post("/generate", {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 0}})["text"], "")
+
+    def test_generate_reads_its_fields_wherever_they_stand(self):
+        def ask(parameters, **fields):
+            return self.server.post("/generate", {"input_ids": [5] * 30, "sampling_params": {"max_new_tokens": 20, "temperature": 0, "ignore_eos": True, **parameters},
+                                                  **fields})["meta_info"]["kept_tokens"]
+        self.assertEqual(ask({}), 49)
+        self.assertEqual(ask({}, window=8, sink_tokens=2), 10)
+        self.assertEqual(ask({"window": 8, "sink_tokens": 2}), 10)
+        self.assertEqual(ask({"window": 8, "sink_tokens": 2}, window=20), 10)
+        self.assertEqual(ask({"window": None}, window=20), 49)
+        self.refused(400, "sampling_params.sink_tokens", "/generate", {"text": "a", "window": 8, "sampling_params": {"sink_tokens": 2}})
+        self.refused(408, None, "/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 4000, "ignore_eos": True}, "timeout_seconds": 0.02})
+        self.refused(400, "priority", "/generate", {"text": "hello", "priority": 5000})
+        for name in ("regex", "prompt_logprobs"):
+            self.refused(400, name, "/generate", {"text": "hello", name: "x"})
+            self.refused(400, f"sampling_params.{name}", "/generate", {"text": "hello", "sampling_params": {name: "x"}})
+        self.refused(400, "add_special_tokens", "/generate", {"text": "hello", "add_special_tokens": False})
 
 
 class Key(ServerTest):
