@@ -179,8 +179,10 @@ int run(const ServeArgs& args) {
       args.host.find(':') == std::string::npos ? args.host : fmt::format("[{}]", args.host);
   print_note(fmt::format("ready    in {:.2f} s",
                          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()));
-  write_stdout(fmt::format("listening on http://{}:{}\n", host, http.port()));
+  // Whoever reads the line may send a signal at once.
+  http.hold_signals();
   throw_if_interrupted();
+  write_stdout(fmt::format("listening on http://{}:{}\n", host, http.port()));
   int first_signal = 0;
   http.run([&](int number) {
     if (first_signal == 0) {

@@ -558,10 +558,14 @@ std::size_t HttpServer::connections() const {
   return state_->connections.size();
 }
 
-void HttpServer::run(std::function<void(int)> on_signal) {
-  state_->on_signal = std::move(on_signal);
+void HttpServer::hold_signals() {
   state_->signals.add(SIGTERM);
   state_->signals.add(SIGINT);
+}
+
+void HttpServer::run(std::function<void(int)> on_signal) {
+  state_->on_signal = std::move(on_signal);
+  hold_signals();
   state_->wait_for_signal();
   state_->accept();
   state_->io.run();

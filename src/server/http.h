@@ -71,6 +71,8 @@ class HttpServer {
   std::uint16_t port() const;
   bool loopback() const;
 
+  /// From now on SIGTERM and SIGINT wait for run().
+  void hold_signals();
   /// Serves on this thread until drain() has ended or stop() is called. SIGTERM and SIGINT call `on_signal` with their number.
   void run(std::function<void(int)> on_signal);
   /// Takes no more connections, answers what has come, and ends.

@@ -499,6 +499,12 @@ class Ends(unittest.TestCase):
         self.assertEqual(server.stop(signal.SIGINT), 130)
         server.log.close()
 
+    def test_a_signal_right_after_the_first_line(self):
+        for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)) * 5:
+            server = Server(self.model)
+            self.assertEqual(server.stop(number), code)
+            server.log.close()
+
     def refused(self, code, message, *args, env=None):
         done = subprocess.run([BINARY, "serve", *args], capture_output=True, check=False, timeout=60,
                               env={**os.environ, **(env or {})})
