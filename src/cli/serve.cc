@@ -119,6 +119,7 @@ int run(const ServeArgs& args) {
       [&service](const server::HttpRequest& request, const std::shared_ptr<server::Exchange>& exchange) {
         service->handle(request, exchange);
       },
+      [&service](const server::HttpRequest& request) { return service->refusal(request); },
       server::Service::error_body);
   if (!http.loopback() && key.empty() && !args.no_auth) {
     throw Error(ErrorCode::invalid_argument,

@@ -27,9 +27,11 @@ class Connection;
 }  // namespace
 
 struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
-  State(const HttpOptions& the_options, Handler the_handler, ErrorBody the_error_body)
+  State(const HttpOptions& the_options, Handler the_handler, HeaderCheck the_header_check,
+        ErrorBody the_error_body)
       : options(the_options),
         handler(std::move(the_handler)),
+        header_check(std::move(the_header_check)),
         error_body(std::move(the_error_body)),
         acceptor(io),
         retry(io),
@@ -44,6 +46,7 @@ struct HttpServer::State : std::enable_shared_from_this<HttpServer::State> {
 
   HttpOptions options;
   Handler handler;
+  HeaderCheck header_check;
   ErrorBody error_body;
   asio::io_context io{1};
   tcp::acceptor acceptor;
@@ -60,6 +63,20 @@ namespace {
 std::string status_line(int status) {
   return fmt::format("HTTP/1.1 {} {}\r\n", status,
                      std::string(http::obsolete_reason(static_cast<http::status>(status))));
+}
+
+HttpRequest request_of(const auto& header) {
+  HttpRequest request;
+  request.method = std::string(header.method_string());
+  const std::string target(header.target());
+  request.path = target.substr(0, target.find('?'));
+  for (const auto& field : header) {
+    std::string name(field.name_string());
+    std::ranges::transform(name, name.begin(),
+                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    request.headers.emplace_back(std::move(name), std::string(field.value()));
+  }
+  return request;
 }
 
 // One client. All of it runs on the server's thread, but for the mail of exchanges.
@@ -135,6 +152,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return refuse(400, "a request has exactly one Host header");
     const auto length = parser_->content_length();
     if (length && *length > server_->options.max_body_bytes) return refuse_large_body();
+    if (!parser_->is_done()) {
+      if (const auto refusal = server_->header_check(request_of(header))) {
+        keep_alive_ = false;
+        is_head_ = header.method() == http::verb::head;
+        return begin_answer(*refusal);
+      }
+    }
     const auto expect = header.find(http::field::expect);
     if (expect != header.end() && beast::iequals(expect->value(), "100-continue") && !parser_->is_done()) {
       static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -367,16 +391,7 @@ void Connection::handle() {
   keep_alive_ = message.keep_alive();
   is_head_ = message.method() == http::verb::head;
   chunked_ = message.version() == 11;
-  HttpRequest request;
-  request.method = std::string(message.method_string());
-  const std::string target(message.target());
-  request.path = target.substr(0, target.find('?'));
-  for (const auto& field : message) {
-    std::string name(field.name_string());
-    std::ranges::transform(name, name.begin(),
-                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    request.headers.emplace_back(std::move(name), std::string(field.value()));
-  }
+  HttpRequest request = request_of(message);
   request.body = std::move(message.body());
   stream_.expires_never();
   exchange_ = std::make_shared<Mail>(shared_from_this(), server_);
@@ -530,8 +545,10 @@ const std::string* HttpRequest::header(std::string_view name) const {
   return nullptr;
 }
 
-HttpServer::HttpServer(const HttpOptions& options, Handler handler, ErrorBody error_body)
-    : state_(std::make_shared<State>(options, std::move(handler), std::move(error_body))) {
+HttpServer::HttpServer(const HttpOptions& options, Handler handler, HeaderCheck header_check,
+                       ErrorBody error_body)
+    : state_(std::make_shared<State>(options, std::move(handler), std::move(header_check),
+                                     std::move(error_body))) {
   state_->listen();
 }
 

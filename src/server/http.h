@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -60,11 +61,13 @@ class HttpServer {
  public:
   /// Runs on the server's thread, once for every request that is HTTP. Must not block.
   using Handler = std::function<void(HttpRequest, std::shared_ptr<Exchange>)>;
+  /// Looks at a request whose body is still to come; what it gives is the answer, and the body is not read.
+  using HeaderCheck = std::function<std::optional<HttpResponse>(const HttpRequest&)>;
   /// Gives the body of a refusal that HTTP itself makes (400, 408, 413, 431, 503).
   using ErrorBody = std::function<std::string(int status, std::string_view message)>;
 
   /// Binds and listens. Throws Error(io | invalid_argument).
-  HttpServer(const HttpOptions& options, Handler handler, ErrorBody error_body);
+  HttpServer(const HttpOptions& options, Handler handler, HeaderCheck header_check, ErrorBody error_body);
   ~HttpServer();
 
   const std::string& host() const;

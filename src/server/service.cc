@@ -139,38 +139,52 @@ void Service::check_access(const HttpRequest& request) const {
     throw ApiError(401, "this server wants a key: Authorization: Bearer KEY", {}, "invalid_api_key");
 }
 
-void Service::handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-  const bool generates = request.path == "/v1/completions" || request.path == "/v1/chat/completions" ||
-                         request.path == "/generate";
-  const auto answer = [&](const HttpResponse& response) {
-    RequestRecord record;
-    const bool known = among(kGets, request.path) || among(kPosts, request.path);
-    record.path = known ? request.path : request.path.starts_with("/v1/models/") ? "/v1/models/" : "other";
-    record.status = response.status;
-    log_.add(record);
-    exchange->respond(response);
-  };
+std::optional<HttpResponse> Service::refusal(const HttpRequest& request) {
+  HttpResponse response;
   try {
     check_access(request);
     const bool reads = request.method == "GET" || request.method == "HEAD";
-    const bool model_path = request.path.starts_with("/v1/models/");
     if (request.path == "/v1/responses")
       throw ApiError(501, "/v1/responses is not there; /v1/chat/completions is", {}, "not_implemented");
-    const bool readable = among(kGets, request.path) || model_path, writable = among(kPosts, request.path);
+    const bool readable = among(kGets, request.path) || request.path.starts_with("/v1/models/");
+    const bool writable = among(kPosts, request.path);
     if (!readable && !writable)
       throw ApiError(404, fmt::format("there is nothing at {}", request.path.substr(0, 100)), {},
                      "not_found");
-    if (reads ? !readable : request.method != "POST" || !writable) {
-      HttpResponse response = error_response(
-          ApiError(405, fmt::format("{} wants {}", request.path.substr(0, 100), readable ? "GET" : "POST"),
-                   {}, "method_not_allowed"));
-      response.headers.emplace_back("Allow", readable ? "GET, HEAD" : "POST");
-      return answer(response);
-    }
-    if (reads) return answer(get(request.path));
-    if (request.path != "/flush_cache" && !is_json(request.header("content-type")))
+    if (reads ? readable : request.method == "POST" && writable) {
+      if (reads || request.path == "/flush_cache" || is_json(request.header("content-type"))) return {};
       throw ApiError(415, "the body must be JSON, and say so: Content-Type: application/json", {},
                      "unsupported_media_type");
+    }
+    response = error_response(
+        ApiError(405, fmt::format("{} wants {}", request.path.substr(0, 100), readable ? "GET" : "POST"), {},
+                 "method_not_allowed"));
+    response.headers.emplace_back("Allow", readable ? "GET, HEAD" : "POST");
+  } catch (const ApiError& error) {
+    response = error_response(error);
+  }
+  log_answer(request, response.status);
+  return response;
+}
+
+void Service::log_answer(const HttpRequest& request, int status) {
+  RequestRecord record;
+  const bool known = among(kGets, request.path) || among(kPosts, request.path);
+  record.path = known ? request.path : request.path.starts_with("/v1/models/") ? "/v1/models/" : "other";
+  record.status = status;
+  log_.add(record);
+}
+
+void Service::handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
+  const auto answer = [&](const HttpResponse& response) {
+    log_answer(request, response.status);
+    exchange->respond(response);
+  };
+  try {
+    if (const auto wrong = refusal(request)) return exchange->respond(*wrong);
+    if (request.method != "POST") return answer(get(request.path));
+    const bool generates = request.path == "/v1/completions" || request.path == "/v1/chat/completions" ||
+                           request.path == "/generate";
     if (generates) return generate(request, exchange);
     answer(post(request));
   } catch (const ApiError& error) {

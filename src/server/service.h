@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/engine.h"
@@ -25,6 +26,8 @@ class Service {
   /// `engine` must outlive the service.
   Service(engine::Engine& engine, ModelInfo model, ServiceOptions options);
 
+  /// What is wrong with a request, whatever its body says.
+  std::optional<HttpResponse> refusal(const HttpRequest& request);
   /// One request, on the server's thread.
   void handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
   /// From now on nothing new is taken on.
@@ -34,6 +37,7 @@ class Service {
 
  private:
   void check_access(const HttpRequest& request) const;
+  void log_answer(const HttpRequest& request, int status);
   HttpResponse get(const std::string& path);
   HttpResponse post(const HttpRequest& request);
   void generate(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange);

@@ -304,8 +304,18 @@ class Refusals(ServerTest):
         self.assertTrue(self.raw(big).startswith(b"HTTP/1.1 431"))
         large = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
         self.assertTrue(self.raw(large).startswith(b"HTTP/1.1 413"))
-        chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         self.assertTrue(self.raw(chunked, b"2000001\r\n" + b"x" * 1_000_000).startswith(b"HTTP/1.1 413"))
+
+    def test_what_the_header_says_is_judged_before_the_body_comes(self):
+        fine = {"Host": "localhost", "Content-Type": "application/json"}
+        for path, change, status in ((COMPLETIONS, {"Content-Type": "text/plain"}, 415), ("/nothing", {}, 404), ("/v1/models", {}, 405),
+                                     (COMPLETIONS, {"Host": "evil.example"}, 403)):
+            lines = [f"POST {path} HTTP/1.1", "Content-Length: 30000000", *(f"{name}: {value}" for name, value in {**fine, **change}.items())]
+            for expect in ([], ["Expect: 100-continue"]):
+                with socket.create_connection(("127.0.0.1", self.server.port), timeout=5) as connection:
+                    connection.sendall("\r\n".join([*lines, *expect, "", ""]).encode())  # and no body
+                    self.assertTrue(connection.recv(10000).startswith(b"HTTP/1.1 %d" % status), (path, change))
 
     def test_expected_bodies_and_pipelines(self):
         body = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
@@ -392,6 +402,9 @@ class Key(ServerTest):
         for value, status in ((None, 401), ("Bearer wrong", 401), ("Bearer sesam", 401), ("sesame", 401), ("Bearer sesame", 200), ("bearer sesame", 200)):
             headers = {} if value is None else {"Authorization": value}
             self.assertEqual(self.server.request("GET", "/v1/models", headers=headers)[0], status, value)
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=5) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 30000000\r\n\r\n")
+            self.assertTrue(connection.recv(10000).startswith(b"HTTP/1.1 401"))
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
         self.assertNotIn("sesame", self.server.stderr())
 
