@@ -103,30 +103,29 @@ void Batch::check(const Request& request) const {
 
 void Batch::add(std::uint64_t id, Request request, std::int64_t arrival_us) {
   const auto shared = std::make_shared<const Request>(std::move(request));
-  std::vector<std::unique_ptr<Sequence>> added;  // all of them or none
   try {
-    for (std::int64_t choice = 0; choice < shared->choices; ++choice)
-      added.push_back(std::make_unique<Sequence>(shared, choice));
-  } catch (const std::exception& error) {
+    for (std::int64_t choice = 0; choice < shared->choices; ++choice) {
+      auto sequence = std::make_unique<Sequence>(shared, choice);
+      sequence->id = next_sequence_++;
+      sequence->request_id = id;
+      sequence->arrival_us = arrival_us;
+      sequence->rank_us = arrival_us - shared->priority * kPriorityHeadStartUs;
+      if (shared->timeout_us) sequence->deadline_us = arrival_us + *shared->timeout_us;
+      sequence->blocked = choice > 0 && prefix_.has_value() && !shared->prompt_logprobs;
+      const auto place = std::ranges::find_if(sequences_.rbegin(), sequences_.rend(), [&](const auto& other) {
+        return other->rank_us <= sequence->rank_us;
+      });
+      by_id_[sequence->id] = sequence.get();
+      sequences_.insert(place.base(), std::move(sequence));
+      metrics_.prompt_tokens += static_cast<std::int64_t>(shared->prompt.size());
+    }
+  } catch (const std::exception& error) {  // all of its choices or none
+    for (const auto& sequence : sequences_) sequence->ended = sequence->ended || sequence->request_id == id;
+    remove_ended();
     ++metrics_.failed;
     Event event;
     event.failure = failure_of(error);
-    for (event.choice = 0; event.choice < shared->choices; ++event.choice) shared->on_event(Event(event));
-    return;
-  }
-  for (auto& sequence : added) {
-    sequence->id = next_sequence_++;
-    sequence->request_id = id;
-    sequence->arrival_us = arrival_us;
-    sequence->rank_us = arrival_us - shared->priority * kPriorityHeadStartUs;
-    if (shared->timeout_us) sequence->deadline_us = arrival_us + *shared->timeout_us;
-    sequence->blocked = sequence->choice > 0 && prefix_.has_value() && !shared->prompt_logprobs;
-    by_id_[sequence->id] = sequence.get();
-    const auto place = std::ranges::find_if(sequences_.rbegin(), sequences_.rend(), [&](const auto& other) {
-      return other->rank_us <= sequence->rank_us;
-    });
-    sequences_.insert(place.base(), std::move(sequence));
-    metrics_.prompt_tokens += static_cast<std::int64_t>(shared->prompt.size());
+    shared->on_event(std::move(event));
   }
 }
 
@@ -247,9 +246,9 @@ void Batch::step() {
   }
   const std::int64_t begin_us = options_.now_us();
   for (const std::uint64_t id : decision.admit) guard(find(id), [&](Sequence& sequence) { start(sequence); });
-  if (decision.work.empty()) return;
-  compute(decision.work);
+  if (!decision.work.empty()) compute(decision.work);
   remove_ended();
+  if (decision.work.empty()) return;
   ++metrics_.steps;
   metrics_.step_time.add(seconds(options_.now_us() - begin_us));
 }
