@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "basin/base/error.h"
 
 namespace basin::kv {
@@ -18,7 +20,9 @@ Pages::State& Pages::at(std::int32_t page) {
 
 std::int32_t Pages::next() const {
   if (!free_.empty()) return free_.back();
-  if (used() < limit_) return static_cast<std::int32_t>(used());
+  // One windowed stream leaves idle pages behind all the time, and would touch all the memory there is.
+  const bool many_idle = idle() >= std::max<std::int64_t>(1, limit_ / 4);
+  if (used() < limit_ && !many_idle) return static_cast<std::int32_t>(used());
   return idle_.empty() ? -1 : idle_.front();
 }
 

@@ -9,7 +9,8 @@
 namespace basin::kv {
 
 /// A page is free, held (by one or more owners), or idle: nobody holds it, but its content is worth keeping and may be
-/// held again. `take` hands out free pages first, then the page that has been idle longest.
+/// held again. `take` hands out free pages first, then untouched ones while less than a quarter of the limit is idle, then
+/// the page that has been idle longest.
 class Pages {
  public:
   /// Most pages there may ever be.

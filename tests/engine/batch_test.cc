@@ -199,6 +199,16 @@ TEST(Batch, AWindowNeedsABoundedNumberOfPages) {
   EXPECT_GT(bench.batch->metrics().pages_left_window, 400);
 }
 
+TEST(Batch, AWindowedStreamTouchesAPartOfThePool) {
+  Bench bench(400, options(2, 16));
+  Request asked = request(text(1, 9), 4000);
+  asked.policy = {2, 10, true};
+  bench.add(1, asked);
+  EXPECT_TRUE(bench.run(10'000));
+  EXPECT_EQ(bench.answers.at({1, 0}).tokens.size(), 4000u);
+  EXPECT_LE(bench.runner.pool()->pages().used(), 110);
+}
+
 TEST(Batch, EqualPromptsUnderUnequalMasksShareNothingTheySeeDifferently) {
   Request first = request(text(1, 40), 10);
   first.policy = {2, 10, true};
@@ -336,7 +346,7 @@ TEST(Batch, AnEndOfAll) {
   bench.batch->step();
   bench.batch->fail_all({ErrorCode::internal, "broken"});
   EXPECT_TRUE(bench.batch->empty());
-  for (const std::uint64_t id : {1, 2}) EXPECT_EQ(bench.answers.at({id, 0}).ends, 1);
+  for (const std::uint64_t id : {1u, 2u}) EXPECT_EQ(bench.answers.at({id, 0}).ends, 1);
   EXPECT_EQ(bench.held(), 0);
   bench.add(3, request(text(1, 9), 5));
   EXPECT_TRUE(bench.run(100));
