@@ -32,7 +32,8 @@ struct Batch::Sequence {
 
   std::vector<std::int32_t> history;                    // prompt and chosen tokens, never cut
   std::optional<kv::SequenceCache> cache;               // while it runs
-  kv::PrefixCache::Node node = kv::PrefixCache::kRoot;  // while it runs, with the prefix cache
+  std::optional<kv::SequenceCache> parked;              // copied out, while it waits to go on
+  kv::PrefixCache::Node node = kv::PrefixCache::kRoot;  // while it runs or is parked, with the prefix cache
   Sampler sampler;
   TextOutput text;
   std::vector<TokenLogprob> prompt_logprobs;  // of prompt tokens 1, 2, ...
@@ -57,6 +58,7 @@ struct Batch::Sequence {
   std::int64_t kept_tokens() const {
     return std::max(usage.kept_tokens, cache ? cache->full().kept_tokens_max() : 0);
   }
+  std::int64_t parked_pages() const { return parked ? parked->full().copied_pages() : 0; }
 
   static SamplingRequest seeded(SamplingRequest sampling, std::int64_t index) {
     sampling.options.seed += static_cast<std::uint64_t>(index);
@@ -181,7 +183,10 @@ Schedule Batch::schedule() {
     plan.computed_tokens = sequence->computed_tokens();
     plan.held_pages = sequence->cache ? sequence->cache->full().allocated_pages() : 0;
     plan.policy = sequence->request->policy;
-    if (!plan.running && !plan.blocked && running < limits_.max_sequences && lookups < kMostLookups) {
+    if (sequence->parked) {
+      plan.cached_tokens = sequence->parked->logical_position();
+      plan.cached_pages = plan.cached_idle_pages = sequence->parked_pages();
+    } else if (!plan.running && !plan.blocked && running < limits_.max_sequences && lookups < kMostLookups) {
       ++lookups;
       look_up(*sequence, plan);
       // Of several prompts with one beginning the first computes it, and the others find it.
@@ -240,7 +245,8 @@ void Batch::step() {
         fail(sequence, {ErrorCode::cancelled, "the request's time is over"});
       }
     }
-    for (const std::uint64_t id : decision.preempt) preempt(find(id));
+    for (const std::uint64_t id : decision.preempt)
+      guard(find(id), [&](Sequence& sequence) { preempt(sequence); });
     if (decision.drop.empty() && decision.preempt.empty()) break;
     remove_ended();
   }
@@ -263,6 +269,12 @@ void Batch::guard(Sequence& sequence, const auto& action) {
 }
 
 void Batch::start(Sequence& sequence) {
+  if (sequence.parked) {
+    sequence.parked->full().copy_in();
+    sequence.cache = std::move(sequence.parked);
+    sequence.parked.reset();
+    return;
+  }
   sequence.cache.emplace(runner_.make_cache(sequence.request->policy));
   sequence.cache->full().adopt(sequence.match.pages);
   if (prefix_) {
@@ -281,17 +293,27 @@ void Batch::start(Sequence& sequence) {
   sequence.match = {};
 }
 
-// All of it will be computed again from the whole history, under the same mask, so that nobody can tell.
+// Under a window the pages are few, whatever the length of the text, and are copied out. Without one all will be computed
+// again from the whole history, under the same mask. Nobody can tell either from the answer.
 void Batch::preempt(Sequence& sequence) {
-  release(sequence);
   ++sequence.usage.preemptions;
   ++metrics_.preemptions;
+  std::int64_t parked_pages = 0;
+  for (const auto& other : sequences_) parked_pages += other->parked_pages();
+  const bool room = parked_pages + sequence.cache->full().allocated_pages() <= limits_.pages;
+  if (sequence.request->policy.window == 0 || !room) return release(sequence);
+  sequence.usage.kept_tokens = sequence.kept_tokens();
+  sequence.cache->full().copy_out();
+  sequence.parked = std::move(sequence.cache);
+  sequence.cache.reset();
+  metrics_.copied_pages += sequence.parked_pages();
 }
 
 void Batch::release(Sequence& sequence) {
-  if (!sequence.cache) return;
+  if (!sequence.cache && !sequence.parked) return;
   sequence.usage.kept_tokens = sequence.kept_tokens();
   sequence.cache.reset();
+  sequence.parked.reset();
   if (prefix_) prefix_->leave(sequence.node);
   sequence.node = kv::PrefixCache::kRoot;
 }

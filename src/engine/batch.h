@@ -49,6 +49,7 @@ class Batch {
   void clear_prefix_cache();
 
   bool empty() const { return sequences_.empty(); }
+  std::int64_t choices() const { return static_cast<std::int64_t>(sequences_.size()); }  // that wait or run
   std::int64_t waiting() const;
   std::int64_t prompt_tokens() const;  // of all choices that wait or run
   /// Schedules and computes once. Whatever goes wrong for a sequence or in a pass fails the sequences that were part of it;

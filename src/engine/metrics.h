@@ -34,6 +34,7 @@ struct Metrics {
   std::int64_t computed_tokens = 0;  // prompts without what was found, and replays
   std::int64_t prefix_queried_tokens = 0, prefix_hit_tokens = 0;
   std::int64_t preemptions = 0;
+  std::int64_t copied_pages = 0;  // of windowed sequences that were preempted
   std::int64_t pages_left_window = 0;
   std::int64_t steps = 0;
   Histogram first_token, inter_token, end_to_end, queue_time, step_time;

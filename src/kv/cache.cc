@@ -73,7 +73,44 @@ void Cache::free_page(std::int32_t page) {
   pool_->release(page);
 }
 
+void Cache::copy_out() {
+  if (step_ != 0 || !copied_.empty())
+    throw Error(ErrorCode::internal, "a cache in a step, or without its pages, is copied out");
+  const auto page_bytes = static_cast<std::size_t>(shape().page_bytes());
+  copied_.reserve(static_cast<std::size_t>(allocated_));  // nothing may fail once pages are given back
+  copy_.resize(static_cast<std::size_t>(allocated_) * page_bytes);
+  for (std::size_t logical = 0; logical < table_.size(); ++logical) {
+    if (table_[logical] < 0) continue;
+    pool_->copy_out(table_[logical], copy_.data() + copied_.size() * page_bytes);
+    copied_.push_back(logical);
+  }
+  for (auto logical = copied_.rbegin(); logical != copied_.rend(); ++logical) {
+    free_page(table_[*logical]);
+    table_[*logical] = -1;
+  }
+}
+
+void Cache::copy_in() {
+  const auto page_bytes = static_cast<std::size_t>(shape().page_bytes());
+  std::size_t taken = 0;
+  try {
+    for (; taken < copied_.size(); ++taken) {
+      table_[copied_[taken]] = take_page();
+      pool_->copy_in(table_[copied_[taken]], copy_.data() + taken * page_bytes);
+    }
+  } catch (...) {
+    while (taken-- > 0) {
+      free_page(table_[copied_[taken]]);
+      table_[copied_[taken]] = -1;
+    }
+    throw;
+  }
+  copied_ = {};
+  copy_ = {};
+}
+
 void Cache::begin_step(std::int64_t tokens) {
+  if (!copied_.empty()) throw Error(ErrorCode::internal, "a step without the pages that were copied out");
   if (tokens < 1 || step_ != 0)
     throw Error(ErrorCode::internal, fmt::format("a step of {} tokens inside a step of {}", tokens, step_));
   const std::int64_t pages = ceil_div(position_ + tokens, shape().page_tokens);

@@ -2,6 +2,7 @@
 // moved or rotated again; the page table is indexed by logical page, so positions stay absolute and evicted pages are -1.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -43,6 +44,13 @@ class Cache {
   /// Starts an empty cache with the first `tokens` tokens, which other sequences have computed under the same mask.
   /// `pages` [tokens / page_tokens], whole pages only; -1 where no later query sees any token. The cache becomes an owner.
   void adopt(std::span<const std::int32_t> pages);
+
+  /// Gives all pages back and keeps a copy of what they hold, until copy_in() takes new pages for it. In between nothing
+  /// may begin. copy_in may throw, and then nothing has changed.
+  void copy_out();
+  void copy_in();
+  /// Pages that copy_in() takes.
+  std::int64_t copied_pages() const { return static_cast<std::int64_t>(copied_.size()); }
 
   /// Allocates rows for the next `tokens` positions. Every layer's `append` follows, then end_step. When it throws, there
   /// is no step.
@@ -92,6 +100,8 @@ class Cache {
   std::shared_ptr<PagePool> pool_;  // null once moved from
   Policy policy_;
   std::vector<std::int32_t> table_;  // logical page -> page, -1 = evicted
+  std::vector<std::size_t> copied_;  // logical pages, in the order of copy_
+  std::vector<std::byte> copy_;      // [copied pages, page_bytes]
   std::int64_t position_ = 0;
   std::int64_t step_ = 0;
   std::int64_t evicted_before_ = 0;  // logical pages below this (and beyond the sinks) are evicted

@@ -29,7 +29,7 @@ bool same(const Policy& a, const Policy& b) {
 
 }  // namespace
 
-PrefixCache::PrefixCache(PagePool& pool) : pool_(pool) {
+PrefixCache::PrefixCache(PagePool& pool) : pool_(pool), most_nodes_(4 * pool.pages().limit()) {
   nodes_[kRoot];
   pool_.pages().on_reclaim([this](std::int32_t page) {
     const Node node = node_of_page_.at(static_cast<std::size_t>(page));
@@ -95,10 +95,15 @@ PrefixCache::Match PrefixCache::find(std::span<const std::int32_t> tokens, const
 
 PrefixCache::Node PrefixCache::advance(Node node, std::span<const std::int32_t> tokens, const Policy& policy,
                                        std::int32_t page) {
+  if (node == kNowhere) return kNowhere;
   const std::int64_t depth = nodes_.at(node).depth + 1;
   const Policy mask = mask_of_page(depth, policy);
   const std::uint64_t hash = hash_page(tokens, mask);
   Node next = child(node, tokens, mask, hash);
+  if (next == kRoot && nodes() >= most_nodes_) {
+    leave(node);
+    return kNowhere;
+  }
   if (next == kRoot) {
     if (children_.contains({node, hash})) {  // two pages of one hash: the chain becomes a private one
       next = next_++;
@@ -126,6 +131,7 @@ PrefixCache::Node PrefixCache::advance(Node node, std::span<const std::int32_t> 
 }
 
 void PrefixCache::leave(Node node) {
+  if (node == kNowhere) return;
   --nodes_.at(node).sequences;
   erase_if_unused(node);
 }

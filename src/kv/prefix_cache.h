@@ -19,8 +19,10 @@ class PrefixCache {
  public:
   using Node = std::int64_t;  // a known chain of whole pages
   static constexpr Node kRoot = 0;
+  static constexpr Node kNowhere = -1;  // of a sequence whose pages are not remembered any more
 
-  /// Keeps pages of `pool`, which must outlive it.
+  /// Keeps pages of `pool`, which must outlive it. A chain has a node for each page, whether or not the page is still there,
+  /// and a windowed stream makes ever longer ones: beyond four nodes for each page of the pool no chain grows.
   explicit PrefixCache(PagePool& pool);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
@@ -37,16 +39,19 @@ class PrefixCache {
   Match find(std::span<const std::int32_t> tokens, const Policy& policy) const;
 
   /// A sequence says where it stands; the chain up to there stays known.
-  void enter(Node node) { ++nodes_.at(node).sequences; }
+  void enter(Node node) {
+    if (node != kNowhere) ++nodes_.at(node).sequences;
+  }
   void leave(Node node);
   /// The sequence at `node` has filled its next page, `page`, with `tokens` [page_tokens]; -1 when it has left the
-  /// window again. Gives where it stands now.
+  /// window again. Gives where it stands now: kNowhere once there are too many nodes.
   Node advance(Node node, std::span<const std::int32_t> tokens, const Policy& policy, std::int32_t page);
 
   /// Forgets every page. Sequences keep what they hold.
   void clear();
 
   std::int64_t known_pages() const { return known_pages_; }
+  std::int64_t nodes() const { return static_cast<std::int64_t>(nodes_.size()); }
   void check_invariants() const;
 
  private:
@@ -77,6 +82,7 @@ class PrefixCache {
   void erase_if_unused(Node node);
 
   PagePool& pool_;
+  std::int64_t most_nodes_;
   Node next_ = 1;
   std::unordered_map<Node, Entry> nodes_;
   std::unordered_map<Key, Node, KeyHash> children_;

@@ -64,7 +64,9 @@ std::string metrics_text(const engine::Metrics& m, const RequestLog::Counts& req
   text.one("basin_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
            m.prefix_hit_tokens);
   text.one("basin_preemptions_total", "counter",
-           "Sequences that gave back their pages and were computed again.", m.preemptions);
+           "Sequences that gave back their pages, to be copied in or computed again.", m.preemptions);
+  text.one("basin_preempted_pages_copied_total", "counter",
+           "Pages of windowed sequences that were copied out and not computed again.", m.copied_pages);
   text.one("basin_window_evicted_pages_total", "counter", "Pages that left the window of their sequence.",
            m.pages_left_window);
   text.one("basin_steps_total", "counter", "Passes of the model.", m.steps);

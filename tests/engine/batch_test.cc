@@ -187,6 +187,49 @@ TEST(Batch, PreemptionChangesNoToken) {
   EXPECT_EQ(bench.batch->metrics().preemptions, preemptions);
 }
 
+TEST(Batch, WindowedSequencesAreCopiedOutAndNotComputedAgain) {
+  // Each holds seven pages at its longest, five of them together 35.
+  for (const bool prefix_cache : {true, false}) {
+    Bench bench(26, options(5, 32, prefix_cache));
+    std::map<std::uint64_t, Request> asked;
+    for (std::uint64_t id = 1; id <= 5; ++id) {
+      asked[id] = request(text(static_cast<std::int64_t>(id), 5), 90);
+      asked[id].policy = {2, 20, id % 2 == 0};
+      bench.add(id, asked[id]);
+    }
+    ASSERT_TRUE(bench.run(10'000));
+    std::int64_t preemptions = 0;
+    for (const auto& [id, what] : asked) {
+      const Answer& answer = bench.answers.at({id, 0});
+      EXPECT_EQ(answer.tokens, alone(what).tokens) << id;
+      EXPECT_EQ(answer.usage.kept_tokens, 22);
+      preemptions += answer.usage.preemptions;
+    }
+    EXPECT_GT(preemptions, 0);
+    EXPECT_GT(bench.batch->metrics().copied_pages, 0);
+    EXPECT_EQ(bench.batch->metrics().computed_tokens,
+              5 * (5 + 89));  // the last token of an answer is not read
+    EXPECT_EQ(bench.held(), 0);
+  }
+}
+
+TEST(Batch, ACopiedOutSequenceCanBeCancelled) {
+  Bench bench(14, options(3, 32));
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    Request asked = request(text(static_cast<std::int64_t>(id), 5), 1000);
+    asked.policy = {2, 20, true};
+    bench.add(id, std::move(asked));
+  }
+  while (bench.batch->metrics().copied_pages == 0) bench.batch->step();
+  bench.batch->clear_prefix_cache();
+  bench.batch->cancel_all();
+  bench.batch->step();
+  EXPECT_TRUE(bench.batch->empty());
+  EXPECT_EQ(bench.held(), 0);
+  for (std::uint64_t id = 1; id <= 3; ++id)
+    EXPECT_EQ(bench.answers.at({id, 0}).reason, FinishReason::cancelled);
+}
+
 TEST(Batch, AWindowNeedsABoundedNumberOfPages) {
   // A pool of 9 pages holds a text of 500 pages.
   Request asked = request(text(1, 1000), 1000);

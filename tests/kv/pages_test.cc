@@ -185,6 +185,27 @@ TEST_F(Prefix, PagesGoWhenTheyAreNeededElsewhere) {
   for (const std::int32_t page : taken) pool->release(page);
 }
 
+TEST_F(Prefix, AnEndlessStreamIsNotRememberedWithoutEnd) {
+  const Policy policy{4, 8, true};
+  Cache cache(pool, policy);
+  PrefixCache::Node node = PrefixCache::kRoot;
+  prefix.enter(node);
+  const std::int64_t page_tokens = pool->shape().page_tokens, limit = pool->pages().limit();
+  for (std::int64_t page = 0; page < 20 * limit; ++page) {
+    cache.begin_step(page_tokens);
+    cache.end_step();
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(page_tokens), static_cast<std::int32_t>(page));
+    node = prefix.advance(node, tokens, policy, cache.page_table()[static_cast<std::size_t>(page)]);
+    ASSERT_LE(prefix.nodes(), 4 * limit);
+    prefix.check_invariants();
+  }
+  EXPECT_EQ(node, PrefixCache::kNowhere);
+  prefix.enter(node);  // as of nobody
+  prefix.leave(node);
+  prefix.leave(node);
+  prefix.check_invariants();
+}
+
 TEST_F(Prefix, ClearingForgetsAllAndHarmsNobody) {
   run(text(16), {});
   Cache cache(pool, {});
