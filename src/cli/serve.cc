@@ -116,8 +116,8 @@ int run(const ServeArgs& args) {
   http_options.port = static_cast<std::uint16_t>(args.port);
   server::HttpServer http(
       http_options,
-      [&service](const server::HttpRequest& request, const std::shared_ptr<server::Exchange>& exchange) {
-        service->handle(request, exchange);
+      [&service](server::HttpRequest request, const std::shared_ptr<server::Exchange>& exchange) {
+        service->handle(std::move(request), exchange);
       },
       [&service](const server::HttpRequest& request) { return service->refusal(request); },
       server::Service::error_body);
@@ -170,11 +170,15 @@ int run(const ServeArgs& args) {
   service_options.version = BASIN_VERSION;
   server::Service the_service(engine, std::move(model), service_options);
   service = &the_service;
-  // Answers refer to the service: the engine ends before it.
+  // Answers refer to the service: the engine ends before it, and nothing reaches the engine after its end.
   const struct EndOfEngine {
+    server::Service& service;
     engine::Engine& engine;
-    ~EndOfEngine() { engine.stop(); }
-  } end_of_engine{engine};
+    ~EndOfEngine() {
+      service.stop();
+      engine.stop();
+    }
+  } end_of_engine{the_service, engine};
 
   const std::string host =
       args.host.find(':') == std::string::npos ? args.host : fmt::format("[{}]", args.host);

@@ -3,8 +3,10 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -27,7 +29,10 @@ class Engine {
   /// Cancels what is left and ends the thread: no callback comes after it. Nothing may be submitted any more.
   void stop();
 
-  /// Nothing when too many wait. Throws Error(invalid_argument) when it could never be answered.
+  /// All of the requests or none. Nothing when too many wait. One list may be longer than the queue: what has no room of it
+  /// comes in as room is made, and until then nothing else is taken. Throws Error(invalid_argument) when one of them
+  /// could never be answered.
+  std::optional<std::vector<std::uint64_t>> submit(std::vector<Request> requests);
   std::optional<std::uint64_t> submit(Request request);
   /// Its last event comes within a step; none when it has ended already.
   void cancel(std::uint64_t id);
@@ -38,24 +43,27 @@ class Engine {
   bool idle() const;        // nothing waits and nothing runs
 
  private:
+  struct Arrived {
+    std::uint64_t id;
+    Request request;
+    std::int64_t at_us;
+  };
   void loop();
+  void let_in(std::span<const std::uint64_t> cancelled, bool all);
 
   Batch batch_;                            // the thread's, but for check()
   std::int64_t max_choices_, max_tokens_;  // that wait or run
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable wake_;
-  struct Arrived {
-    std::uint64_t id;
-    Request request;
-    std::int64_t at_us;
-  };
   std::vector<Arrived> arrived_;
   std::vector<std::uint64_t> cancelled_;
   bool clear_ = false, cancel_all_ = false, stopping_ = false, idle_ = true;
-  std::int64_t choices_ = 0, tokens_ = 0;  // in the batch, as of the last step
+  std::int64_t choices_ = 0, tokens_ = 0;  // that wait or run, as of the last step
   std::uint64_t next_id_ = 1;
   Metrics metrics_;
+
+  std::deque<Arrived> later_;  // the thread's: of a list longer than the queue
 
   std::jthread thread_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -42,10 +43,40 @@ bool equal_secrets(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
-// The name in a Host header, without its port.
-std::string_view host_name(std::string_view host) {
-  if (host.starts_with('[')) return host.substr(0, host.find(']') + 1);
-  return host.substr(0, host.find(':'));
+bool is_number(std::string_view text, int most) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= most;
+}
+
+// 127.0.0.0/8, as a browser writes it.
+bool is_loopback_address(std::string_view name) {
+  if (!name.starts_with("127.")) return false;
+  for (int dots = 3; dots >= 0; --dots) {
+    const std::size_t dot = dots > 0 ? name.find('.') : name.size();
+    if (dot == std::string_view::npos || !is_number(name.substr(0, dot), 255)) return false;
+    name.remove_prefix(std::min(dot + 1, name.size()));
+  }
+  return true;
+}
+
+// Whether a Host header, HOST or HOST:PORT, names this machine in a way that no other can be given.
+bool is_own_host(std::string_view host) {
+  const std::size_t colon = host.starts_with('[') ? host.find(':', host.find(']')) : host.find(':');
+  if (colon != std::string_view::npos && !is_number(host.substr(colon + 1), 65535)) return false;
+  std::string name(host.substr(0, colon));
+  std::ranges::transform(name, name.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name == "localhost" || name == "[::1]" || is_loopback_address(name);
+}
+
+// Whether a page that a browser has from `origin` is one of this machine's. Pages of other sites are http, https or null.
+bool is_own_origin(std::string_view origin) {
+  if (origin == "null") return false;
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (origin.starts_with(scheme)) return is_own_host(origin.substr(scheme.size()));
+  }
+  return true;
 }
 
 bool is_json(const std::string* content_type) {
@@ -111,7 +142,8 @@ Service::Service(engine::Engine& engine, ModelInfo model, ServiceOptions options
       options_(std::move(options)),
       log_(options_.quiet),
       page_bytes_(
-          engine::cache_shape(*model_.config, model_.defaults.compute, model_.page_tokens).page_bytes()) {}
+          engine::cache_shape(*model_.config, model_.defaults.compute, model_.page_tokens).page_bytes()),
+      readers_(2) {}
 
 std::string Service::error_body(int status, std::string_view message) {
   return error_response(ApiError(status, std::string(message))).body;
@@ -120,10 +152,13 @@ std::string Service::error_body(int status, std::string_view message) {
 void Service::check_access(const HttpRequest& request) const {
   if (options_.check_host) {
     const std::string* host = request.header("host");
-    constexpr std::array<std::string_view, 3> kOwn = {"localhost", "127.0.0.1", "[::1]"};
-    if (host != nullptr && !among(kOwn, host_name(*host)))
+    if (host != nullptr && !is_own_host(*host))
       throw ApiError(403, "this server answers to localhost only; the Host header names another machine", {},
                      "wrong_host");
+    const std::string* origin = request.header("origin");
+    if (origin != nullptr && !is_own_origin(*origin))
+      throw ApiError(403, "this server answers to pages of localhost only; the Origin header names another",
+                     {}, "wrong_origin");
   }
   if (options_.api_key.empty() || request.path == "/health" || request.path == "/ready" ||
       request.path == "/")
@@ -175,25 +210,44 @@ void Service::log_answer(const HttpRequest& request, int status) {
   log_.add(record);
 }
 
-void Service::handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-  const auto answer = [&](const HttpResponse& response) {
-    log_answer(request, response.status);
-    exchange->respond(response);
-  };
-  try {
-    if (const auto wrong = refusal(request)) return exchange->respond(*wrong);
-    if (request.method != "POST") return answer(get(request.path));
-    const bool generates = request.path == "/v1/completions" || request.path == "/v1/chat/completions" ||
-                           request.path == "/generate";
-    if (generates) return generate(request, exchange);
-    answer(post(request));
-  } catch (const ApiError& error) {
-    answer(error_response(error));
-  } catch (const Error& error) {
-    answer(error_response(api_error(error.code(), error.what())));
-  } catch (const std::exception& error) {
-    answer(error_response(ApiError(500, error.what())));
+void Service::handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange) {
+  if (const auto wrong = refusal(request)) return exchange->respond(*wrong);
+  const bool generates = request.path == "/v1/completions" || request.path == "/v1/chat/completions" ||
+                         request.path == "/generate";
+  if (generates && draining_) {
+    return answer_with(request, exchange,
+                       []() -> HttpResponse { throw ApiError(503, "the server is about to end"); });
   }
+  if (request.method != "POST") return answer_with(request, exchange, [&] { return get(request.path); });
+  // Reading a long body takes a while, which nobody else should wait for.
+  const auto gone = std::make_shared<std::atomic<bool>>(false);
+  exchange->on_gone([gone] { *gone = true; });
+  readers_.post([this, request = std::make_shared<const HttpRequest>(std::move(request)), exchange, gone] {
+    if (*gone) return;
+    answer_with(*request, exchange, [&]() -> std::optional<HttpResponse> {
+      if (request->path == "/flush_cache" || request->path.ends_with("tokenize")) return post(*request);
+      generate(*request, exchange);
+      return {};
+    });
+  });
+}
+
+// What `make` gives or throws. Nothing: the answer comes later.
+void Service::answer_with(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
+                          const std::function<std::optional<HttpResponse>()>& make) {
+  std::optional<HttpResponse> response;
+  try {
+    response = make();
+  } catch (const ApiError& error) {
+    response = error_response(error);
+  } catch (const Error& error) {
+    response = error_response(api_error(error.code(), error.what()));
+  } catch (const std::exception& error) {
+    response = error_response(ApiError(500, error.what()));
+  }
+  if (!response) return;
+  log_answer(request, response->status);
+  exchange->respond(std::move(*response));
 }
 
 HttpResponse Service::get(const std::string& path) {
@@ -258,7 +312,6 @@ HttpResponse Service::post(const HttpRequest& request) {
 }
 
 void Service::generate(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange) {
-  if (draining_) throw ApiError(503, "the server is about to end");
   const nlohmann::json body = parse_object(request.body);
   const bool chat = request.path == "/v1/chat/completions", generate = request.path == "/generate";
   nlohmann::ordered_json tools;
@@ -270,7 +323,7 @@ void Service::generate(const HttpRequest& request, const std::shared_ptr<Exchang
       (chat       ? make_chat
        : generate ? make_generate
                   : make_completion)(std::move(asked), exchange, model_, log_);
-  // Shared, because a failure may come before all prompts are handed in.
+  // Shared, because a failure may come before the numbers are known.
   struct Submitted {
     std::mutex mutex;
     std::vector<std::uint64_t> ids;
@@ -288,19 +341,23 @@ void Service::generate(const HttpRequest& request, const std::shared_ptr<Exchang
     requests[prompt].on_event = [answer, prompt](engine::Event&& event) {
       answer->take(prompt, std::move(event));
     };
-    std::optional<std::uint64_t> id;
-    try {
-      id = engine_.submit(std::move(requests[prompt]));
-    } catch (const Error& error) {
-      return answer->fail(api_error(error.code(), error.what()));
-    } catch (const std::exception& error) {  // those that are in end, too
-      return answer->fail(ApiError(500, error.what()));
-    }
-    if (!id)
-      return answer->fail(ApiError(429, "too many requests wait here; try again later", {}, "queue_full"));
+  }
+  std::optional<std::vector<std::uint64_t>> ids;
+  try {
+    ids = engine_.submit(std::move(requests));
+  } catch (const Error& error) {
+    return answer->fail(api_error(error.code(), error.what()));
+  } catch (const std::exception& error) {
+    return answer->fail(ApiError(500, error.what()));
+  }
+  if (!ids)
+    return answer->fail(ApiError(429, "too many requests wait here; try again later", {}, "queue_full"));
+  {
     const std::lock_guard lock(submitted->mutex);
-    submitted->ids.push_back(*id);
-    if (submitted->cancelled) engine_.cancel(*id);
+    submitted->ids = std::move(*ids);
+    if (submitted->cancelled) {
+      for (const std::uint64_t id : submitted->ids) engine_.cancel(id);
+    }
   }
   exchange->on_gone(cancel);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "server/ask.h"
 #include "server/http.h"
 #include "server/model_info.h"
+#include "server/readers.h"
 #include "server/request_log.h"
 
 namespace basin::server {
@@ -28,16 +30,20 @@ class Service {
 
   /// What is wrong with a request, whatever its body says.
   std::optional<HttpResponse> refusal(const HttpRequest& request);
-  /// One request, on the server's thread.
-  void handle(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
+  /// One request, on the server's thread. Bodies are read on threads of the service's own.
+  void handle(HttpRequest request, const std::shared_ptr<Exchange>& exchange);
   /// From now on nothing new is taken on.
   void drain() { draining_ = true; }
+  /// Bodies that have not been read are not read any more; afterwards nothing reaches the engine.
+  void stop() { readers_.stop(); }
 
   static std::string error_body(int status, std::string_view message);
 
  private:
   void check_access(const HttpRequest& request) const;
   void log_answer(const HttpRequest& request, int status);
+  void answer_with(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange,
+                   const std::function<std::optional<HttpResponse>()>& make);
   HttpResponse get(const std::string& path);
   HttpResponse post(const HttpRequest& request);
   void generate(const HttpRequest& request, const std::shared_ptr<Exchange>& exchange);
@@ -48,6 +54,7 @@ class Service {
   RequestLog log_;
   std::int64_t page_bytes_;
   std::atomic<bool> draining_{false};
+  Readers readers_;  // last: they use all of the above
 };
 
 }  // namespace basin::server

@@ -280,11 +280,39 @@ class Refusals(ServerTest):
         self.assertEqual(self.server.request("DELETE", "/v1/models")[0], 405)
         self.assertEqual(self.server.request("GET", "/v1/models/other")[0], 404)
 
+    def test_a_long_text_keeps_nobody_waiting(self):
+        took = []
+
+        def ask():
+            begin = time.monotonic()
+            self.refused(400, "messages", COMPLETIONS, {"prompt": "hello the world " * (1 << 20)})
+            took.append(time.monotonic() - begin)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        longest = 0
+        while thread.is_alive():
+            begin = time.monotonic()
+            self.server.get("/health")
+            longest = max(longest, time.monotonic() - begin)
+        thread.join()
+        self.assertLess(longest, took[0] / 2)
+
     def test_another_site_is_no_host_of_ours(self):
-        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 403), ("localhost.evil.example", 403)):
+        for host, status in (("localhost:1", 200), ("LocalHost", 200), ("127.0.0.1", 200), ("127.8.255.3:65535", 200), ("[::1]:80", 200),
+                             ("[::1]", 200), ("evil.example", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil.example", 403),
+                             ("127.0.0.1:80.evil.example", 403), ("127.0.0", 403), ("127.0.0.256", 403), ("127.0.0.1.", 403), ("1.127.0.0", 403),
+                             ("[::2]", 403), ("[::1].evil.example", 403), ("localhost:65536", 403), ("", 403)):
             self.assertEqual(self.server.request("GET", "/v1/models", headers={"Host": host})[0], status, host)
-        _, headers, _ = self.server.request("GET", "/health", headers={"Origin": "http://evil.example"})
-        self.assertNotIn("Access-Control-Allow-Origin", headers)
+
+    def test_pages_of_another_site_are_refused(self):
+        for origin, status in (("http://localhost:3000", 200), ("https://127.0.0.2", 200), ("http://[::1]:80", 200), ("vscode-webview://a", 200),
+                               ("http://evil.example", 403), ("https://localhost.evil.example", 403), ("null", 403)):
+            got, headers, data = self.server.request("POST", "/flush_cache", b"", {"Origin": origin})
+            self.assertEqual(got, status, origin)
+            self.assertNotIn("Access-Control-Allow-Origin", headers)
+            if status == 403:
+                self.assertEqual(json.loads(data)["error"]["code"], "wrong_origin")
 
     def raw(self, data, more=b""):
         with socket.create_connection(("127.0.0.1", self.server.port), timeout=30) as connection:
@@ -451,6 +479,22 @@ class Life(ServerTest):
         for connection in connections:
             connection.close()
         self.server.wait_for(lambda m: m["basin_running_sequences"] + m["basin_waiting_sequences"] == 0)
+
+    def test_a_list_may_be_longer_than_the_queue(self):
+        prompts = [[i, i + 1] for i in range(20)]
+        fields = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        want = [self.server.post(COMPLETIONS, {"prompt": prompt, **fields})["choices"][0]["text"] for prompt in prompts]
+        got = self.server.post(COMPLETIONS, {"prompt": prompts, **fields})
+        self.assertEqual([choice["text"] for choice in got["choices"]], want)
+        # While one waits for its turn nothing else is taken, and when its client goes all of it ends.
+        connection = self.open(prompt=prompts)
+        self.server.wait_for(lambda m: m["basin_running_sequences"] == 1 and m["basin_waiting_sequences"] == 19)
+        self.refused(429, None, COMPLETIONS, {"prompt": "hello"})
+        connection.close()
+        self.server.wait_for(lambda m: m["basin_running_sequences"] + m["basin_waiting_sequences"] == 0, 2)
+        self.assertEqual(self.server.metrics()['basin_kv_pages{state="held"}'], 0)
+        # Choices of one prompt share it and come together.
+        self.assertIn("4 choices", self.refused(400, None, COMPLETIONS, {"prompt": "hello", "n": 4})["message"])
 
     def test_time_runs_out(self):
         self.refused(408, None, COMPLETIONS, {"prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "timeout_seconds": 0.02})
