@@ -1,6 +1,7 @@
 #include "server/http.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -109,37 +110,40 @@ class Connection : public std::enable_shared_from_this<Connection> {
     parser_.emplace();
     parser_->header_limit(static_cast<std::uint32_t>(server_->options.max_header_bytes));
     parser_->body_limit(server_->options.max_body_bytes);
-    const bool begun = buffer_.size() > 0;
-    stream_.expires_after(
-        std::chrono::seconds(begun ? server_->options.read_seconds : server_->options.idle_seconds));
-    if (begun) {
-      read_header_bytes();
-      return;
-    }
+    if (buffer_.size() > 0) return read_header_bytes();
     // The time of a request begins with its first byte.
+    limit(server_->options.idle_seconds, [](Connection& self) { self.close(); });
     stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code error) {
       if (error || self->closed_) return self->close();
-      self->stream_.expires_after(std::chrono::seconds(self->server_->options.read_seconds));
       self->read_header_bytes();
     });
-    watch_idle();
   }
 
-  // async_wait on the bare socket knows no time limit, so the limit of an idle connection is a timer of its own.
-  void watch_idle() {
-    idle_.emplace(server_->io, std::chrono::seconds(server_->options.idle_seconds));
-    idle_->async_wait([weak = weak_from_this()](error_code error) {
+  // The stream's own limit would close the socket, and the client could not be told why.
+  void limit(int seconds, void (*at_end)(Connection&)) {
+    timer_.emplace(server_->io, std::chrono::seconds(seconds));
+    timer_->async_wait([weak = weak_from_this(), at_end, number = ++limits_](error_code error) {
       const auto self = weak.lock();
-      if (!error && self) self->close();
+      if (!error && self && !self->closed_ && self->limits_ == number) at_end(*self);
     });
+  }
+
+  void end_limit() {
+    ++limits_;  // one that is over already may still be on its way
+    timer_.reset();
   }
 
   void read_header_bytes() {
-    idle_.reset();
+    late_ = false;
+    limit(server_->options.read_seconds, [](Connection& self) {
+      self.late_ = true;
+      error_code ignored;
+      self.stream_.socket().cancel(ignored);
+    });
     http::async_read_header(stream_, buffer_, *parser_,
                             [self = shared_from_this()](error_code error, std::size_t) {
                               if (self->closed_) return;
-                              if (error) return self->refuse(error);
+                              if (error || self->late_) return self->refuse(error);
                               self->read_body();
                             });
   }
@@ -175,7 +179,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void read_body_bytes() {
     http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](error_code error, std::size_t) {
       if (self->closed_) return;
-      if (error) return self->refuse(error);
+      if (error || self->late_) return self->refuse(error);
       self->handle();
     });
   }
@@ -183,6 +187,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void handle();
 
   void refuse(error_code error) {
+    if (late_)
+      return refuse(408,
+                    fmt::format("the request did not come within {} seconds", server_->options.read_seconds));
     if (error == http::error::end_of_stream || error == asio::error::eof ||
         error == asio::error::connection_reset || error == http::error::partial_message ||
         error == asio::error::operation_aborted)
@@ -192,9 +199,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return refuse(
           431, fmt::format("the headers of a request may have {} bytes", server_->options.max_header_bytes));
     }
-    if (error == beast::error::timeout)
-      return refuse(408,
-                    fmt::format("the request did not come within {} seconds", server_->options.read_seconds));
     refuse(400, "this is no HTTP request: " + error.message());
   }
 
@@ -212,6 +216,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   void begin_answer(const HttpResponse& response) {
+    end_limit();
     answered_ = true;
     complete_ = true;
     out_ += head(response.status, response.content_type, response.headers);
@@ -299,8 +304,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
           if (error || self->closed_ || self->exchange_ != watched || !watched) return;
           char byte = 0;
           const auto got = ::recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-          if (got <= 0) self->close();  // else the next request is here already and can wait
+          if (got > 0) return self->watch_behind();  // the next request is here already and can wait
+          if (got < 0 && errno == EAGAIN) return self->watch();
+          self->close();
         });
+  }
+
+  // Bytes that wait hide the end behind them from a read, but not from poll().
+  void watch_behind() {
+    behind_.emplace(server_->io, std::chrono::milliseconds(100));
+    behind_->async_wait([weak = weak_from_this(), watched = std::weak_ptr(exchange_)](error_code error) {
+      const auto self = weak.lock();
+      if (error || !self || self->closed_ || !self->exchange_ || self->exchange_ != watched.lock()) return;
+      pollfd look{self->stream_.socket().native_handle(), POLLRDHUP, 0};
+      if (::poll(&look, 1, 0) > 0) return self->close();
+      self->watch_behind();
+    });
   }
 
   void end_exchange();
@@ -309,12 +328,14 @@ class Connection : public std::enable_shared_from_this<Connection> {
   beast::tcp_stream stream_;
   beast::flat_buffer buffer_;
   std::optional<http::request_parser<http::string_body>> parser_;
-  std::optional<asio::steady_timer> idle_;
+  std::optional<asio::steady_timer> timer_, behind_;
+  std::uint64_t limits_ = 0;        // begun and ended
   std::shared_ptr<Mail> exchange_;  // the one that is being answered; may be null
   std::string out_, sending_, rest_;
   std::size_t sent_ = 0;
   int linger_ = 0;
   bool writing_ = false, closed_ = false, draining_ = false;
+  bool late_ = false;  // the request that is being read has taken too long
   bool keep_alive_ = false, is_head_ = false, chunked_ = false;
   bool answered_ = false, complete_ = false;  // the answer has begun; all of it is in out_
 };
@@ -393,7 +414,7 @@ void Connection::handle() {
   chunked_ = message.version() == 11;
   HttpRequest request = request_of(message);
   request.body = std::move(message.body());
-  stream_.expires_never();
+  end_limit();
   exchange_ = std::make_shared<Mail>(shared_from_this(), server_);
   watch();
   server_->handler(std::move(request), exchange_);
