@@ -372,7 +372,7 @@ class Chat : public Answer {
   class Said {
    public:
     Said(const Asked& asked, const engine::Request& request, const ModelInfo& model)
-        : stops_(request.stops, request.include_stop) {
+        : stops_(request.stops), include_stop_(request.include_stop), part_(stops_, include_stop_) {
       if (!request.show_special) parser_ = model.chat->parser(asked.chat);
     }
 
@@ -388,7 +388,7 @@ class Chat : public Answer {
       }
       if (event.finish_reason) {
         for (text::ChatDelta& delta : parser_->finish()) put(deltas, std::move(delta));
-        put(deltas, {text::ChatDelta::content, {}}, true);
+        end_part(deltas);
       }
       return deltas;
     }
@@ -399,16 +399,32 @@ class Chat : public Answer {
     const std::string& content() const { return content_; }
     const std::string& reasoning() const { return reasoning_; }
     const std::vector<Call>& calls() const { return calls_; }
+    /// Whether a stop string has left the last call without its end.
+    bool call_is_cut() const { return part_.stop() != nullptr && kind_ == text::ChatDelta::tool_arguments; }
 
    private:
-    // The engine has ended the answer at a stop string; what the client sees ends there, too.
-    void put(std::vector<text::ChatDelta>& deltas, text::ChatDelta delta, bool last = false) {
-      if (delta.kind == text::ChatDelta::content) {
-        delta.text = stops_.push(delta.text);
-        if (last) delta.text += stops_.finish();
+    // The engine has ended the answer at a stop string; what the client sees ends there, too: what is thought and what is
+    // called as much as what is said.
+    void put(std::vector<text::ChatDelta>& deltas, text::ChatDelta delta) {
+      const bool goes_on = delta.kind == kind_ && delta.index == index_;
+      if (!goes_on) end_part(deltas);
+      if (part_.stop() != nullptr) return;
+      if (!goes_on) {
+        part_ = engine::TextOutput(stops_, include_stop_);
+        kind_ = delta.kind;
+        index_ = delta.index;
+      }
+      if (delta.kind != text::ChatDelta::tool_call) {
+        delta.text = part_.push(delta.text);
         if (delta.text.empty()) return;
       }
       add(deltas, std::move(delta));
+    }
+
+    // What was held back because a stop string could have gone on.
+    void end_part(std::vector<text::ChatDelta>& deltas) {
+      std::string rest = part_.finish();
+      if (!rest.empty()) add(deltas, {kind_, std::move(rest), index_});
     }
 
     void add(std::vector<text::ChatDelta>& deltas, text::ChatDelta delta) {
@@ -430,7 +446,12 @@ class Chat : public Answer {
     }
 
     std::unique_ptr<text::ChatParser> parser_;  // null: special tokens are shown, so nothing is taken apart
-    engine::TextOutput stops_;
+    std::vector<std::string> stops_;
+    bool include_stop_;
+    // The part that is being written: content, thoughts, or the arguments of one call.
+    engine::TextOutput part_;
+    text::ChatDelta::Kind kind_ = text::ChatDelta::content;
+    std::int32_t index_ = 0;
     std::string content_, reasoning_;
     std::vector<Call> calls_;
   };
@@ -439,7 +460,8 @@ class Chat : public Answer {
   const Said& said(const Choice& choice) const { return said_[static_cast<std::size_t>(choice.index)]; }
 
   Json finish_reason(const Choice& choice) const {
-    const bool calls = !said(choice).calls().empty() && choice.finish_reason == std::string_view("stop");
+    const bool calls = !said(choice).calls().empty() && !said(choice).call_is_cut() &&
+                       choice.finish_reason == std::string_view("stop");
     return calls ? "tool_calls" : choice.finish_reason;
   }
 

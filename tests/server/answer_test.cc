@@ -195,6 +195,36 @@ TEST_F(AnswerTest, AStopStringEndsWhatIsSaid) {
   }
 }
 
+TEST_F(AnswerTest, AStopStringEndsWhatIsThoughtAndCalled) {
+  const auto expect = [&](std::string_view stop, std::string_view thought, std::string_view content,
+                          const std::vector<std::string>& arguments, std::string_view finish) {
+    engine::Request request = plain_request();
+    request.stops = {std::string(stop)};
+    const auto kept = run(kCalls, false, request);
+    std::string reason;
+    const Json whole = message(*kept), streamed = put_together(run(kCalls, true, request)->streamed, reason);
+    EXPECT_EQ(Json::parse(kept->whole.body)["choices"][0]["finish_reason"], finish) << stop;
+    EXPECT_EQ(reason, finish) << stop;
+    for (const Json& said : {whole, streamed}) {
+      EXPECT_EQ(said.value("reasoning_content", ""), thought) << stop;
+      EXPECT_EQ(said["content"].is_null() ? "" : said["content"].get<std::string>(), content) << stop;
+      std::vector<std::string> called;
+      for (const Json& call : said.value("tool_calls", Json::array()))
+        called.push_back(call["function"]["arguments"]);
+      EXPECT_EQ(called, arguments) << stop;
+    }
+  };
+  const Json all = message(*run(kCalls, false));
+  const std::string thought = all["reasoning_content"], content = all["content"];
+  const std::string first = all["tool_calls"][0]["function"]["arguments"];
+  expect("ich", thought.substr(0, thought.find("ich")), "", {}, "stop");
+  expect("ee", thought, content.substr(0, content.find("ee")), {}, "stop");
+  expect("\xc3\xa4", thought, content, {first.substr(0, first.find("\xc3\xa4"))}, "stop");
+  // What may begin a stop string and does not is shown where it belongs.
+  expect("?never", thought, content, {first, "{}"}, "tool_calls");
+  expect("}}}}", thought, content, {first, "{}"}, "tool_calls");
+}
+
 TEST_F(AnswerTest, AFailureInAStreamIsAnEvent) {
   Asked asked;
   asked.stream = true;
