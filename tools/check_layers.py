@@ -17,8 +17,8 @@ MODELS = ATTENTION | {"attention", "ops", "kv", "weights", "text"}
 ALLOWED = {
     "base": set(),
     "tensor": BASE,
-    "attention/words": VOCABULARY,      # spec, mask, softmax_state, checks
-    "attention/reference": VOCABULARY,  # and spec.h alone of the words, below
+    "attention/words": VOCABULARY,      # spec, selection, mask, softmax_state, checks
+    "attention/reference": VOCABULARY,  # and spec.h and selection.h of the words, below
     "attention/cpu": LEAF,
     "attention/cuda": LEAF,
     "attention": ATTENTION,             # support, attention, the C interface
@@ -34,7 +34,7 @@ ALLOWED = {
     "server": MODELS | {"models", "engine"},
     "cli": MODELS | {"models", "engine", "probe", "server"},
 }
-WORDS = {"spec", "mask", "softmax_state", "checks"}
+WORDS = {"spec", "selection", "mask", "softmax_state", "checks"}
 SUFFIXES = {".h", ".hpp", ".cc", ".cpp", ".cu", ".cuh"}
 
 
@@ -68,8 +68,8 @@ def check_file(root, file):
             complaints.append(f'{relative}: includes "{included}", which is in no layer')
         elif own == "attention/reference" and other == "attention/words":
             # The reference has its own mask and its own softmax, so that it can judge the others.
-            if path != "attention/spec.h":
-                complaints.append(f'{relative}: includes "{included}"; of the attention words only spec.h is allowed')
+            if path not in ("attention/spec.h", "attention/selection.h"):
+                complaints.append(f'{relative}: includes "{included}"; of the attention words only spec.h and selection.h are allowed')
         elif other != own and other not in ALLOWED[own]:
             complaints.append(f'{relative}: layer {own} includes "{included}" of layer {other}; '
                               f"allowed: {', '.join(sorted(ALLOWED[own])) or 'none'}")

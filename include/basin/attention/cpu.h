@@ -8,9 +8,12 @@
 // calls (src/attention/cpu/backward_kernel.h).
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "basin/attention/selection.h"
 #include "basin/attention/spec.h"
 #include "basin/base/thread_pool.h"
 
@@ -27,6 +30,20 @@ void forward(const Forward& problem, ThreadPool& pool);
 /// The same for the backward pass.
 std::string supported(const Backward& problem);
 void backward(const Backward& problem, ThreadPool& pool);
+
+/// Attention over selected keys, for head sizes to 576: made for many query heads over one key head. The order of operations is
+/// that of `forward`, so the bits are, too.
+std::string supported(const Forward& problem, const Selection& selection);
+void forward(const Forward& problem, const Selection& selection, ThreadPool& pool);
+
+/// Index scores in float, one FMA chain over d for each head and one over heads; then select_topk.
+std::string supported(const Indexer& indexer);
+void select(const Indexer& indexer, ThreadPool& pool);
+
+/// Writes the positions of the `topk` largest scores to out[topk], ascending, and returns how many they are: of equal scores (0 and
+/// -0 are equal) the first, all of them while there are at most `topk`. A radix select: exact whatever the values, linear in
+/// their number. Throws Error(invalid_argument) naming a score that is NaN.
+std::int64_t select_topk(std::span<const float> scores, std::int64_t topk, std::int32_t* out);
 
 /// The compiled target that `forward` uses in this process: "generic", "avx2" or "avx512_bf16".
 std::string_view target_name();

@@ -2,11 +2,12 @@
 // The forward is the definition used by gpt-oss (a sink column joins the softmax and is dropped after it); the backward
 // is the one of FlashAttention PR #1819 and FlashAttention 4: P from lse_with_sink, D = rowsum(dO * O) - dlse_with_sink,
 // d_sink_logit = -sum over rows of exp(sink_logit - lse_with_sink) D, without a scale factor.
-// It shares spec.h with the rest and nothing else, so that a mistake elsewhere cannot hide here.
+// It shares spec.h and selection.h with the rest and nothing else, so that a mistake elsewhere cannot hide here.
 #pragma once
 
 #include <string>
 
+#include "basin/attention/selection.h"
 #include "basin/attention/spec.h"
 
 namespace basin::attention::reference {
@@ -28,6 +29,13 @@ struct Doubles {
 
 /// Any mix of f64, f32, f16 and bf16 views. The problem must have been checked (attention/support.h).
 void forward(const Forward& problem, Precision precision = Precision::f64, const Doubles& doubles = {});
+
+/// The same over selected keys.
+void forward(const Forward& problem, const Selection& selection, Precision precision = Precision::f64,
+             const Doubles& doubles = {});
+
+/// Scores in double, and a full sort by value, then position. Throws Error(invalid_argument) for a NaN.
+void select(const Indexer& indexer);
 
 /// Gradients of sum(out * dout) + sum(lse_with_sink * dlse_with_sink), recomputed from q, k, v in double. Writes every row
 /// of dq, dk, dv that belongs to a sequence, and dsink_logit. Keys on negative pages get no gradient.

@@ -9,7 +9,6 @@
 #include "attention/cpu/host.h"
 #include "base/choose_kernels.h"
 #include "base/scratch_buffer.h"
-#include "basin/attention/softmax_state.h"
 #include "basin/base/error.h"
 
 namespace basin::attention::cpu {
@@ -44,7 +43,6 @@ struct Call {
   const Forward& problem;
   std::int64_t group;
   std::int64_t d_qk, d_v;
-  std::int64_t total_q;
   Storage storage;
 
   explicit Call(const Forward& p)
@@ -52,7 +50,6 @@ struct Call {
         group(p.q.shape[1] / p.k.shape[p.k.rank == 4 ? 2 : 1]),
         d_qk(p.q.shape[2]),
         d_v(p.out.shape[2]),
-        total_q(p.q.shape[0]),
         storage(cpu::storage(p.q.dtype)) {}
 
   std::int64_t row_floats() const { return 1 + kLanes + d_v; }  // of a State
@@ -178,20 +175,10 @@ Block make_block(const Call& call, const Item& item, std::array<Visible, kMaxBlo
 }
 
 void finish_rows(const Call& call, const Item& item, const State& total) {
-  const Forward& p = call.problem;
   for (int r = 0; r < item.all_rows(); ++r) {
     const RowPlace at = place(call, item, r);
-    PartialState<double> state;  // the kernel's m is in base 2
-    state.m = static_cast<double>(total.m[r]) * kLn2;
-    state.l = static_cast<double>(total.l[static_cast<std::int64_t>(r) * kLanes]);
-    const auto end = finish(state, p.sink_logit ? static_cast<double>(p.sink_logit[at.head]) : kNoSink);
-    const float* acc = total.acc + r * call.d_v;
-    const auto factor = static_cast<float>(end.factor);
-    store_elements(p.out, at.token * p.out.stride[0] + at.head * p.out.stride[1], call.d_v,
-                   [=](std::int64_t d) { return acc[d] * factor; });
-    if (p.lse) p.lse[at.head * call.total_q + at.token] = static_cast<float>(end.lse);
-    if (p.lse_with_sink)
-      p.lse_with_sink[at.head * call.total_q + at.token] = static_cast<float>(end.lse_with_sink);
+    finish_row(call.problem, at.token, at.head, total.m[r], total.l[static_cast<std::int64_t>(r) * kLanes],
+               total.acc + r * call.d_v);
   }
 }
 
@@ -243,29 +230,7 @@ void fold_parts(const Call& call, const Item& item, float* const* part) {
 }  // namespace
 
 std::string supported(const Forward& p) {
-  for (const ConstView& view : {p.q, p.k, p.v}) {
-    if (!storable(view.dtype) || view.dtype != p.q.dtype) {
-      return fmt::format(
-          "q, k and v are {}, {} and {}; the CPU path has f32, f16 or bf16, the same for all three",
-          name(p.q.dtype), name(p.k.dtype), name(p.v.dtype));
-    }
-  }
-  if (p.q_sink && p.q_sink.dtype != p.q.dtype) {
-    return fmt::format("q_sink is {} and q is {}; the CPU path needs the same", name(p.q_sink.dtype),
-                       name(p.q.dtype));
-  }
-  if (p.out.dtype != DType::f32 && p.out.dtype != p.q.dtype) {
-    return fmt::format("out is {}; the CPU path writes f32 or the dtype of q, {}", name(p.out.dtype),
-                       name(p.q.dtype));
-  }
-  std::string reason = check_head("d_qk", p.q.shape[2]);
-  if (reason.empty()) reason = check_head("d_v", p.out.shape[2]);
-  if (reason.empty()) reason = check_view("q", p.q);
-  if (reason.empty() && p.q_sink) reason = check_view("q_sink", p.q_sink);
-  if (reason.empty()) reason = check_view("k", p.k);
-  if (reason.empty()) reason = check_view("v", p.v);
-  if (reason.empty()) reason = check_view("out", p.out);
-  return reason;
+  return unsupported_views(p, kMaxHead);
 }
 
 std::string_view target_name() {

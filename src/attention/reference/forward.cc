@@ -1,4 +1,5 @@
 #include <limits>
+#include <set>
 
 #include "attention/reference/rows.h"
 #include "basin/attention/reference.h"
@@ -6,10 +7,23 @@
 namespace basin::attention::reference {
 namespace {
 
-// One row (query i of a sequence, query head h). Real is the type every operation is rounded to.
+// The keys that query i sees, ascending.
+std::vector<std::int64_t> selected_keys(const Mask& mask, const Selection& selection,
+                                        const Sequence& sequence, std::int64_t i) {
+  std::vector<std::int64_t> keys = keys_of(mask, sequence, i);
+  if (selection.indices == nullptr) return keys;
+  const std::int64_t row = sequence.q_begin + i;
+  const std::int32_t* begin = selection.indices + row * selection.topk;
+  const std::int32_t* end = begin + (selection.lengths != nullptr ? selection.lengths[row] : selection.topk);
+  const std::set<std::int64_t> selected(begin, end);
+  std::erase_if(keys, [&](std::int64_t key) { return !selected.contains(key); });
+  return keys;
+}
+
+// One row (query i of a sequence, query head h) over `keys`. Real is the type every operation is rounded to.
 template <typename Real>
 void forward_row(const Forward& problem, const Doubles& doubles, const Sequence& sequence, std::int64_t i,
-                 std::int64_t h, bool round_p) {
+                 std::int64_t h, const std::vector<std::int64_t>& keys, bool round_p) {
   constexpr Real kInf = std::numeric_limits<Real>::infinity();
   const std::int64_t d_qk = problem.q.shape[2];
   const std::int64_t d_v = problem.out.shape[2];
@@ -19,7 +33,6 @@ void forward_row(const Forward& problem, const Doubles& doubles, const Sequence&
   const Real scale = static_cast<Real>(problem.spec.scale);
   const Real softcap = static_cast<Real>(problem.spec.softcap);
 
-  const std::vector<std::int64_t> keys = keys_of(problem.spec.mask, sequence, i);
   std::vector<Real> x(keys.size());
   Real m = -kInf;
   for (std::size_t n = 0; n < keys.size(); ++n) {
@@ -74,13 +87,19 @@ void forward_row(const Forward& problem, const Doubles& doubles, const Sequence&
 }  // namespace
 
 void forward(const Forward& problem, Precision precision, const Doubles& doubles) {
+  forward(problem, Selection{}, precision, doubles);
+}
+
+void forward(const Forward& problem, const Selection& selection, Precision precision,
+             const Doubles& doubles) {
   for (const Sequence& sequence : problem.sequences) {
     for (std::int64_t i = 0; i < sequence.q_tokens; ++i) {
+      const std::vector<std::int64_t> keys = selected_keys(problem.spec.mask, selection, sequence, i);
       for (std::int64_t h = 0; h < problem.q.shape[1]; ++h) {
         if (precision == Precision::f64) {
-          forward_row<double>(problem, doubles, sequence, i, h, false);
+          forward_row<double>(problem, doubles, sequence, i, h, keys, false);
         } else {
-          forward_row<float>(problem, doubles, sequence, i, h, precision == Precision::storage);
+          forward_row<float>(problem, doubles, sequence, i, h, keys, precision == Precision::storage);
         }
       }
     }
