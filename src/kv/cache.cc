@@ -153,13 +153,16 @@ void Cache::end_step() {
   evicted_before_ = std::max(evicted_before_, page);
 }
 
-void Cache::append(std::int64_t layer, const float* k, const float* v) {
-  const std::int64_t row_floats = shape().h_kv * shape().d_head;
+void Cache::append(std::int64_t layer, const float* k, const float* v, const float* index) {
+  const auto row = [](const float* from, std::int64_t t, std::int64_t floats) {
+    return from == nullptr ? nullptr : from + t * floats;
+  };
   for (std::int64_t t = 0; t < step_; ++t) {
     const std::int64_t p = position_ + t;
     const std::int64_t page = table_[static_cast<std::size_t>(p / shape().page_tokens)];
-    pool_->write(layer, page * shape().page_tokens + p % shape().page_tokens, k + t * row_floats,
-                 v + t * row_floats);
+    pool_->write(
+        layer, page * shape().page_tokens + p % shape().page_tokens,
+        {k + t * shape().key_floats(), row(v, t, shape().value_floats()), row(index, t, shape().d_index)});
   }
 }
 

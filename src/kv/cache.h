@@ -60,8 +60,9 @@ class Cache {
   /// Takes the step back: its tokens were never read. Nothing happens outside of a step.
   void abandon_step();
 
-  /// Writes the step's keys (rotated) and values of a layer: k, v [tokens, h_kv, d_head], dense.
-  void append(std::int64_t layer, const float* k, const float* v);
+  /// Writes the step's keys (rotated) and values of a layer: k [tokens, h_kv, d_head], v [tokens, h_kv, d_value], index
+  /// [tokens, d_index], dense. Null where the shape has none.
+  void append(std::int64_t layer, const float* k, const float* v, const float* index = nullptr);
 
   attention::Mask mask() const { return {true, policy_.window, -1, policy_.sink_tokens}; }
   const Policy& policy() const { return policy_; }
@@ -70,7 +71,12 @@ class Cache {
   ConstView keys(std::int64_t layer) const {
     return pool_->keys(layer);
   }  // [pages, page_tokens, h_kv, d_head]
-  ConstView values(std::int64_t layer) const { return pool_->values(layer); }  // same
+  ConstView values(std::int64_t layer) const {
+    return pool_->values(layer);
+  }  // [pages, page_tokens, h_kv, d_value]
+  ConstView index_keys(std::int64_t layer) const {
+    return pool_->index_keys(layer);
+  }                                                            // [pages, page_tokens, 1, d_index]
   const std::int32_t* pages() const { return table_.data(); }  // [ceil(end of step / page_tokens)]
   std::span<const std::int32_t> page_table() const { return table_; }
 

@@ -26,7 +26,8 @@ PagePool::PagePool(const Shape& shape, std::int64_t limit_pages) : shape_(shape)
     throw Error(ErrorCode::unsupported,
                 fmt::format("a cache of {}; supported are f32 and bf16", name(shape.dtype)));
   }
-  if (shape.layers < 1 || shape.h_kv < 1 || shape.d_head < 1 || shape.page_tokens < 1) {
+  if (shape.layers < 1 || shape.h_kv < 1 || shape.d_head < 1 || shape.page_tokens < 1 ||
+      shape.d_value < Shape::kAsKeys || shape.d_index < 0) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("a cache of {} layers, {} heads of {} and pages of {} tokens; all must be positive",
@@ -48,56 +49,72 @@ std::int32_t PagePool::take() {
 void PagePool::grow() {
   const std::int64_t pages = std::min(pages_.limit(), std::max<std::int64_t>(16, capacity_pages_ * 2));
   for (const auto& layer : layers_) {
-    layer->k.grow(pages * shape_.page_tokens * shape_.row_bytes());
-    layer->v.grow(pages * shape_.page_tokens * shape_.row_bytes());
+    for (const Part& part : parts()) {
+      if (part.floats > 0) (layer.get()->*part.region).grow(pages * part_bytes(part));
+    }
   }
   capacity_pages_ = pages;
 }
 
 void PagePool::release(std::int32_t page) {
   if (!pages_.release(page) || !poison_) return;
-  const std::int64_t bytes = shape_.page_tokens * shape_.row_bytes();
   for (const auto& layer : layers_) {  // all bits set is a NaN in float and in bf16
-    std::memset(layer->k.data() + page * bytes, 0xff, static_cast<std::size_t>(bytes));
-    std::memset(layer->v.data() + page * bytes, 0xff, static_cast<std::size_t>(bytes));
+    for (const Part& part : parts()) {
+      const std::int64_t bytes = part_bytes(part);
+      if (bytes > 0)
+        std::memset((layer.get()->*part.region).data() + page * bytes, 0xff, static_cast<std::size_t>(bytes));
+    }
   }
 }
 
-void PagePool::write(std::int64_t layer, std::int64_t row, const float* k, const float* v) {
+void PagePool::write(std::int64_t layer, std::int64_t row, const Row& from) {
   Layer& to = *layers_[static_cast<std::size_t>(layer)];
-  const std::int64_t row_floats = shape_.h_kv * shape_.d_head;
-  convert(k, to.k.data() + row * shape_.row_bytes(), row_floats, shape_.dtype);
-  convert(v, to.v.data() + row * shape_.row_bytes(), row_floats, shape_.dtype);
+  const float* sources[] = {from.k, from.v, from.index};
+  for (std::size_t i = 0; i < std::size(sources); ++i) {
+    const Part part = parts()[i];
+    if (part.floats == 0) continue;
+    convert(sources[i], (to.*part.region).data() + row * part.floats * block_bytes(shape_.dtype), part.floats,
+            shape_.dtype);
+  }
 }
 
 void PagePool::copy_out(std::int32_t page, std::byte* to) const {
-  const std::int64_t bytes = shape_.page_tokens * shape_.row_bytes();
   for (const auto& layer : layers_) {
-    for (const Region* region : {&layer->k, &layer->v}) {
-      std::memcpy(to, region->data() + page * bytes, static_cast<std::size_t>(bytes));
+    for (const Part& part : parts()) {
+      const std::int64_t bytes = part_bytes(part);
+      if (bytes == 0) continue;
+      std::memcpy(to, (layer.get()->*part.region).data() + page * bytes, static_cast<std::size_t>(bytes));
       to += bytes;
     }
   }
 }
 
 void PagePool::copy_in(std::int32_t page, const std::byte* from) {
-  const std::int64_t bytes = shape_.page_tokens * shape_.row_bytes();
   for (const auto& layer : layers_) {
-    for (const Region* region : {&layer->k, &layer->v}) {
-      std::memcpy(region->data() + page * bytes, from, static_cast<std::size_t>(bytes));
+    for (const Part& part : parts()) {
+      const std::int64_t bytes = part_bytes(part);
+      if (bytes == 0) continue;
+      std::memcpy((layer.get()->*part.region).data() + page * bytes, from, static_cast<std::size_t>(bytes));
       from += bytes;
     }
   }
 }
 
+ConstView PagePool::view(const Region& region, std::int64_t heads, std::int64_t d) const {
+  const void* data = region.data();
+  return contiguous(data, shape_.dtype, {pages_.used(), shape_.page_tokens, heads, d});
+}
+
 ConstView PagePool::keys(std::int64_t layer) const {
-  const void* data = layers_[static_cast<std::size_t>(layer)]->k.data();
-  return contiguous(data, shape_.dtype, {pages_.used(), shape_.page_tokens, shape_.h_kv, shape_.d_head});
+  return view(layers_[static_cast<std::size_t>(layer)]->k, shape_.h_kv, shape_.d_head);
 }
 
 ConstView PagePool::values(std::int64_t layer) const {
-  const void* data = layers_[static_cast<std::size_t>(layer)]->v.data();
-  return contiguous(data, shape_.dtype, {pages_.used(), shape_.page_tokens, shape_.h_kv, shape_.d_head});
+  return view(layers_[static_cast<std::size_t>(layer)]->v, shape_.h_kv, shape_.value_floats() / shape_.h_kv);
+}
+
+ConstView PagePool::index_keys(std::int64_t layer) const {
+  return view(layers_[static_cast<std::size_t>(layer)]->index, 1, shape_.d_index);
 }
 
 }  // namespace basin::kv

@@ -171,6 +171,55 @@ TEST(KvCache, Bf16RoundsToNearestEven) {
   EXPECT_EQ(to_float(values[0]), 1.015625f);
 }
 
+// A latent cache keeps one key per token and no value, and an indexer's key beside it.
+TEST(KvCache, KeysWithoutValuesAndIndexKeys) {
+  Shape shape{2, 1, 6, DType::f32, 4};
+  shape.d_value = 0;
+  shape.d_index = 3;
+  EXPECT_EQ(shape.row_floats(), 9);
+  EXPECT_EQ(shape.page_bytes(), 2 * 4 * 9 * 4);
+  auto pool = std::make_shared<PagePool>(shape);
+  pool->poison_freed_pages(true);
+  Cache cache(pool, {});
+  cache.begin_step(7);
+  for (std::int64_t layer = 0; layer < 2; ++layer) {
+    std::vector<float> k(7 * 6), index(7 * 3);
+    for (std::size_t i = 0; i < k.size(); ++i)
+      k[i] = static_cast<float>(layer * 1000) + static_cast<float>(i);
+    for (std::size_t i = 0; i < index.size(); ++i)
+      index[i] = -static_cast<float>(layer * 1000) - static_cast<float>(i);
+    cache.append(layer, k.data(), nullptr, index.data());
+  }
+  cache.end_step();
+  const auto expect_rows = [&](const std::int32_t* pages) {
+    for (std::int64_t layer = 0; layer < 2; ++layer) {
+      const ConstView keys = pool->keys(layer), index = pool->index_keys(layer);
+      EXPECT_EQ(keys.shape[3], 6);
+      EXPECT_EQ(index.shape[3], 3);
+      for (std::int64_t t = 0; t < 7; ++t) {
+        const std::int64_t row = pages[t / 4] * 4 + t % 4;
+        for (std::int64_t d = 0; d < 6; ++d)
+          EXPECT_EQ(static_cast<const float*>(keys.data)[row * 6 + d],
+                    static_cast<float>(layer * 1000 + t * 6 + d));
+        for (std::int64_t d = 0; d < 3; ++d)
+          EXPECT_EQ(static_cast<const float*>(index.data)[row * 3 + d],
+                    -static_cast<float>(layer * 1000 + t * 3 + d));
+      }
+    }
+  };
+  expect_rows(cache.pages());
+  // Copied out, wiped and copied in again, with everything that a page holds.
+  std::vector<std::byte> kept(2 * static_cast<std::size_t>(shape.page_bytes()));
+  for (int n = 0; n < 2; ++n) pool->copy_out(cache.pages()[n], kept.data() + n * shape.page_bytes());
+  const std::int32_t other[] = {pool->take(), pool->take()};
+  for (int n = 0; n < 2; ++n) pool->copy_in(other[n], kept.data() + n * shape.page_bytes());
+  expect_rows(other);
+  for (const std::int32_t page : other) pool->release(page);
+  EXPECT_TRUE(std::isnan(static_cast<const float*>(pool->index_keys(1).data)[other[0] * 4 * 3]));
+  shape.d_value = -2;
+  EXPECT_THROW(PagePool bad(shape), Error);
+}
+
 TEST(KvCache, AStepThatIsAbandonedLeavesNothingBehind) {
   for (const std::int64_t window : {0, 5}) {
     Cache cache = make(window > 0 ? 2 : 0, window, 4), other = make(window > 0 ? 2 : 0, window, 4);
