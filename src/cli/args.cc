@@ -191,6 +191,11 @@ void add_common(CLI::App& app, ModelArgs& args, bool chunks = true, bool model_r
                                            : "arithmetic of the activations (default fast)");
 }
 
+void add_index_fp8(CLI::App& app, ModelArgs& args) {
+  app.add_flag("--index-fp8", args.stream.index_fp8,
+               "a sparse model's indexers score in fp8 after a Hadamard transform, as servers do");
+}
+
 void check(const ModelArgs& args) {
   if (args.stream.sink_tokens > 0 && !args.stream.window) {
     throw UsageError(
@@ -222,6 +227,7 @@ void add_json(CLI::App& app, bool& json) {
 
 void add_generate(CLI::App& app, GenerateArgs& args) {
   add_common(app, args.model);
+  add_index_fp8(app, args.model);
   Options options(app);
   options.string("--prompt", args.prompt, "TEXT", "text to continue; special tokens in it are recognised");
   options.path("--prompt-file", args.prompt_file, "the same, from a file");
@@ -272,6 +278,7 @@ void check(const GenerateArgs& args) {
 
 void add_perplexity(CLI::App& app, PerplexityArgs& args) {
   add_common(app, args.model);
+  add_index_fp8(app, args.model);
   Options options(app);
   options.path("--text-file", args.text_file, "UTF-8 text to score");
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");
@@ -284,6 +291,7 @@ void add_perplexity(CLI::App& app, PerplexityArgs& args) {
 void add_logits(CLI::App& app, LogitsArgs& args) {
   args.model.stream.compute = ops::Compute::fp32;
   add_common(app, args.model);
+  add_index_fp8(app, args.model);
   Options options(app);
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are")
       ->required();
@@ -450,6 +458,7 @@ void check(const BenchServeArgs& args) {
 
 void add_probe(CLI::App& app, ProbeArgs& args) {
   add_common(app, args.model, false, false);
+  add_index_fp8(app, args.model);
   Options options(app);
   options.path("--text-file", args.text_file, "UTF-8 text to read");
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");

@@ -104,7 +104,17 @@ int describe_model(const std::string& path, bool json) {
   text += fmt::format("layers        {}\n", describe_layers(config.layers));
   text += fmt::format("hidden        {}, feed-forward {}\n", config.hidden, config.intermediate);
   if (config.experts > 0)
-    text += fmt::format("experts       {}, {} for each token\n", config.experts, config.chosen_experts);
+    text += fmt::format("experts       {}, {} for each token{}\n", config.experts, config.chosen_experts,
+                        config.grouped && config.grouped->shared > 0
+                            ? fmt::format(" and {} for all", config.grouped->shared)
+                            : "");
+  if (config.latent)
+    text += fmt::format("latent        {} for each token and layer\n", config.latent->latent());
+  if (config.indexer) {
+    text +=
+        fmt::format("indexer       {} keys for each token, chosen by {} of {} layers\n", config.indexer->topk,
+                    std::ranges::count(config.indexer->shared, false), config.layers.size());
+  }
   text +=
       fmt::format("heads         {} query, {} key-value, size {}\n", config.h_q, config.h_kv, config.d_head);
   text += fmt::format("vocabulary    {}{}\n", config.vocabulary,

@@ -17,6 +17,7 @@
 #include "cli/output.h"
 #include "engine/engine.h"
 #include "engine/model_runner.h"
+#include "models/cache.h"
 #include "server/http.h"
 #include "server/service.h"
 #include "text/chat.h"
@@ -131,7 +132,7 @@ int run(const ServeArgs& args) {
   const std::int64_t batch_tokens =
       args.max_num_batched_tokens.value_or(std::max<std::int64_t>(512, args.max_num_seqs));
   const kv::Shape shape =
-      engine::cache_shape(session.config(), args.model.stream.compute, args.model.stream.page_tokens);
+      models::cache_shape(session.config(), args.model.stream.compute, args.model.stream.page_tokens);
 
   server::ModelInfo model;
   model.name = model_name(args);

@@ -7,14 +7,6 @@
 
 namespace basin::engine {
 
-/// Of the pages for the layers with full attention.
-kv::Shape cache_shape(const models::ModelConfig& config, ops::Compute compute, std::int64_t page_tokens);
-
-/// An empty cache for one sequence: layers with full attention under `policy` on pages of `pool`, which has cache_shape();
-/// those with a window of their own on a ring.
-kv::SequenceCache make_cache(const models::ModelConfig& config, std::shared_ptr<kv::PagePool> pool,
-                             const kv::Policy& policy);
-
 class ModelRunner : public Runner {
  public:
   /// `model` and `threads` must outlive the runner.

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "basin/base/error.h"
 #include "engine/model_runner.h"
+#include "models/cache.h"
 
 namespace basin::engine {
 namespace {
@@ -47,6 +49,14 @@ void check(const StreamOptions& options, const models::ModelConfig& config) {
   if (options.page_tokens < 1 || options.page_tokens > kMaxPageTokens) {
     refuse(fmt::format("--page-tokens is {}; allowed are 1 to {}", options.page_tokens, kMaxPageTokens));
   }
+  if (options.index_fp8 && !config.indexer) {
+    refuse("--index-fp8: this model has no indexer", "leave --index-fp8 out");
+  }
+  if (options.index_fp8 && !std::has_single_bit(static_cast<std::uint64_t>(config.indexer->d_head))) {
+    refuse(fmt::format(
+        "--index-fp8: the Hadamard transform needs a power of two, and the indexer's heads have {}",
+        config.indexer->d_head));
+  }
   if (options.window && options.positions == PositionMode::in_cache &&
       options.sink_tokens + *options.window > config.context) {
     refuse(fmt::format("{} sink tokens and a window of {} exceed the trained context of {} tokens",
@@ -58,8 +68,8 @@ void check(const StreamOptions& options, const models::ModelConfig& config) {
 }
 
 kv::SequenceCache make_cache(const StreamOptions& options, const models::ModelConfig& config) {
-  const kv::Shape shape = cache_shape(config, options.compute, options.page_tokens);
-  return make_cache(config, std::make_shared<kv::PagePool>(shape), policy(options));
+  const kv::Shape shape = models::cache_shape(config, options.compute, options.page_tokens, options.latent);
+  return models::make_cache(config, std::make_shared<kv::PagePool>(shape), policy(options));
 }
 
 struct Stream::State {
@@ -92,7 +102,8 @@ void Stream::feed(std::span<const std::int32_t> tokens, models::LogitsRows rows,
     chunk.cache = &s.cache;
     chunk.rows = rows;
     if (rows == models::LogitsRows::last && begin + size < count) chunk.rows = models::LogitsRows::none;
-    const models::PassOptions pass{s.options.compute, s.options.attention_backend, nullptr};
+    models::PassOptions pass{s.options.compute, s.options.attention_backend};
+    pass.index_fp8 = s.options.index_fp8;
     const std::int64_t first = s.cache.logical_position();
     const auto hand_on = [&](std::size_t, std::int64_t row, std::int64_t number,
                              std::span<const float> logits) {

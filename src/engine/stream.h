@@ -11,6 +11,7 @@
 #include "basin/attention/attention.h"
 #include "basin/base/thread_pool.h"
 #include "kv/sequence_cache.h"
+#include "models/cache.h"
 #include "models/model.h"
 #include "ops/linear.h"
 
@@ -29,6 +30,8 @@ struct StreamOptions {
   std::int64_t page_tokens = 16;    // >= 1
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
+  models::LatentForm latent = models::LatentForm::absorbed;  // of models with latent attention
+  bool index_fp8 = false;                                    // see models::PassOptions
 };
 
 /// Throws Error(invalid_argument | unsupported) with a hint: window 0, sink tokens without a window,

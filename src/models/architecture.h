@@ -12,10 +12,10 @@
 namespace basin::models {
 
 struct Architecture {
-  const char* name;       // model_type of config.json, and what users see
-  const char* gguf_name;  // general.architecture of a GGUF file
+  const char* name;                 // model_type of config.json, and what users see
+  const char* gguf_name = nullptr;  // general.architecture of a GGUF file; null: no such file is read
   TensorNames (*hugging_face_names)();
-  TensorNames (*gguf_names)();
+  TensorNames (*gguf_names)() = nullptr;
 
   bool qk_norm = false;         // RMS norm over each query and key head before rotation
   bool attention_bias = false;  // of all four projections
@@ -31,15 +31,19 @@ struct Architecture {
           // others have a window. 0 = all do, and no window is known.
   ops::RopeLayout gguf_rope_layout = ops::RopeLayout::half;
 
+  std::span<const char* const> full_types = {};  // of layer_types, beside full_attention, that mean no window
   std::span<const char* const> own_keys =
       {};  // of config.json, refused where they are not an architecture's own
   /// Reads what no other architecture has, after everything else; refuses what the architecture may ask for and Basin
   /// does not have. Throws Error(corrupt | unsupported).
   void (*read_json)(const JsonReader& in, ModelConfig& config);
-  void (*read_gguf)(GgufReader& in, ModelConfig& config);
+  void (*read_gguf)(GgufReader& in, ModelConfig& config) = nullptr;
 };
 
+extern const Architecture kDeepseekV3;
+extern const Architecture kDeepseekV32;
 extern const Architecture kGemma3;
+extern const Architecture kGlmMoeDsa;
 extern const Architecture kGptOss;
 extern const Architecture kLlama;
 extern const Architecture kQwen3;

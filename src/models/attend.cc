@@ -5,14 +5,14 @@
 #include "ops/elementwise.h"
 
 namespace basin::models {
-namespace {
 
-// Whether a chunk's sink keys are read by queries rotated elsewhere than its recent keys are.
 bool has_sink_positions(const Chunk& chunk) {
   const kv::Policy& policy = chunk.cache->full().policy();
   const std::int64_t end = chunk.cache->logical_position() + static_cast<std::int64_t>(chunk.tokens.size());
   return policy.in_cache_positions && policy.sink_tokens > 0 && end > policy.sink_tokens + policy.window;
 }
+
+namespace {
 
 // Keys and values of the step go to the chunk's pages; then its queries, rows `first` and on, read what they see there.
 attention::Ran attend_chunk(Pass& pass, const AttentionWeights& weights, const Chunk& chunk,
@@ -114,9 +114,7 @@ attention::Ran attend(Pass& pass, const AttentionWeights& weights, std::int64_t 
     ran = attend_chunk(pass, weights, chunk, layer, first);
     first += static_cast<std::int64_t>(chunk.tokens.size());
   }
-  const ops::LinearOutput output = weights.o.into(Workspace::floats(work.result, rows * c.hidden));
-  ops::linear(attended, q_width, rows, {&output, 1}, pass.options.compute, pass.pool);
-  add_result(pass, weights.post_norm);
+  project_attended(pass, weights, attended, q_width);
   return ran;
 }
 

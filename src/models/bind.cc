@@ -21,6 +21,7 @@ struct Binder {
   float norm_offset;
   TensorTable& tensors;
   std::string prefix;
+  std::int64_t layer;
 
   std::vector<float> norm(const std::string& name, std::int64_t size) const {
     return bind_norm(tensors, prefix + name, size, norm_offset);
@@ -31,6 +32,11 @@ struct Binder {
     const std::int64_t q_width = c.h_q * c.d_head, kv_width = c.h_kv * c.d_head;
     AttentionWeights weights;
     weights.norm = norm(names.attention_norm, c.hidden);
+    if (c.latent) {
+      weights.latent = bind_latent(c, prefix, layer, tensors);
+      weights.o = projection(tensors, prefix + names.o, c.hidden, c.h_q * c.latent->d_v, bias);
+      return weights;
+    }
     weights.q = projection(tensors, prefix + names.q, q_width, c.hidden, bias);
     weights.k = projection(tensors, prefix + names.k, kv_width, c.hidden, bias);
     weights.v = projection(tensors, prefix + names.v, kv_width, c.hidden, bias);
@@ -47,7 +53,9 @@ struct Binder {
   FeedForwardWeights feed_forward() const {
     FeedForwardWeights weights;
     weights.norm = norm(names.mlp_norm, c.hidden);
-    if (c.experts > 0) {
+    if (c.grouped && !c.grouped->dense[static_cast<std::size_t>(layer)]) {
+      bind_grouped(c, prefix, tensors, weights);
+    } else if (c.experts > 0 && !c.grouped) {
       weights.router = projection(tensors, prefix + names.router, c.experts, c.hidden, true);
       bind_experts(c, names, prefix, tensors, weights);
     } else {
@@ -74,8 +82,13 @@ std::vector<Layer> bind_layers(const Architecture& architecture, const ModelConf
                                const TensorNames& names, float norm_offset, TensorTable& tensors) {
   std::vector<Layer> layers;
   for (std::size_t i = 0; i < config.layers.size(); ++i) {
-    const Binder binder{architecture, config,  names,
-                        norm_offset,  tensors, fmt::format("{}{}.", names.layer_prefix, i)};
+    const Binder binder{architecture,
+                        config,
+                        names,
+                        norm_offset,
+                        tensors,
+                        fmt::format("{}{}.", names.layer_prefix, i),
+                        static_cast<std::int64_t>(i)};
     layers.push_back({binder.attention(), binder.feed_forward()});
   }
   return layers;

@@ -73,7 +73,8 @@ std::vector<bool> local_layers(const JsonReader& in, const Architecture& archite
   std::vector<bool> local;
   for (const json& type : types) {
     local.push_back(type == "sliding_attention" && architecture.full_every > 0);
-    if (!local.back() && type != "full_attention") {
+    const auto is_type = [&](const char* full) { return type == full; };
+    if (!local.back() && type != "full_attention" && std::ranges::none_of(architecture.full_types, is_type)) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("{}: layer type {} is not supported by this architecture", in.where(),
                               JsonReader::shown(type)));
@@ -117,6 +118,32 @@ bool is_cap(double value) {
          (value > 0 && std::isfinite(static_cast<float>(value)) && static_cast<float>(value) > 0);
 }
 
+void check_latent(const ModelConfig& c, const auto& corrupt) {
+  if (c.latent->d_rope % 2 != 0)
+    corrupt(fmt::format("qk_rope_head_dim is {}; it must be even", c.latent->d_rope));
+  if (!c.indexer) return;
+  if (c.latent->d_rope > c.indexer->d_head) {
+    corrupt(fmt::format("an indexer of size {} cannot rotate {} dimensions", c.indexer->d_head,
+                        c.latent->d_rope));
+  }
+  if (c.indexer->shared.size() != c.layers.size() || c.indexer->shared.front())
+    corrupt(fmt::format("indexers of {} layers of {}, and the first cannot be shared",
+                        c.indexer->shared.size(), c.layers.size()));
+}
+
+void check_grouped(const ModelConfig& c, const auto& corrupt) {
+  const ops::GroupedChoice& choice = c.grouped->choice;
+  const std::int64_t size = c.experts / choice.groups;
+  if (size * choice.groups != c.experts || choice.chosen_groups > choice.groups ||
+      choice.chosen > choice.chosen_groups * size || (choice.groups > 1 && size < 2)) {
+    corrupt(fmt::format("{} experts of {} in {} groups, of which {} count", choice.chosen, c.experts,
+                        choice.groups, choice.chosen_groups));
+  }
+  if (c.grouped->dense.size() != c.layers.size())
+    corrupt(
+        fmt::format("the feed-forward kinds of {} layers of {}", c.grouped->dense.size(), c.layers.size()));
+}
+
 }  // namespace
 
 void check_sizes(const ModelConfig& c, const std::string& where) {
@@ -141,6 +168,8 @@ void check_sizes(const ModelConfig& c, const std::string& where) {
                 fmt::format("{}: all of {} layers have a window; one must have full attention", where,
                             c.layers.size()));
   }
+  if (c.latent) check_latent(c, corrupt);
+  if (c.grouped) check_grouped(c, corrupt);
   try {
     static_cast<void>(ops::Rope(c.rope, c.rope_layout));
     if (c.local_rope) static_cast<void>(ops::Rope(*c.local_rope, c.rope_layout));

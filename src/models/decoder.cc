@@ -29,6 +29,8 @@ class Decoder : public Model {
     make_ropes(tensors, names);
     bind_ends(tensors, names, norm_offset);
     layers_ = bind_layers(architecture, config_, names, norm_offset, tensors);
+    for (std::int64_t i = 0; i < config_.extra_layers; ++i)
+      tensors.leave_out(fmt::format("{}{}.", names.layer_prefix, std::ssize(config_.layers) + i));
     tensors.refuse_unused();
     parameters_ = tensors.parameters();
     weight_bytes_ = tensors.weight_bytes();
@@ -41,8 +43,9 @@ class Decoder : public Model {
   attention::Ran forward(std::span<const Chunk> chunks, const PassOptions& options, const OnLogits& on_logits,
                          ThreadPool& pool) override {
     check(chunks, options);
-    Pass pass{config_, chunks, options, embed(chunks), make_rotation(chunks, *rope_), {}, work_, pool};
+    Pass pass{config_, chunks, options, embed(chunks), make_rotation(chunks, *rope_), {}, {}, work_, pool};
     if (local_rope_) pass.local_rotation = make_rotation(chunks, *local_rope_);
+    if (index_rope_) pass.index_rotation = make_rotation(chunks, *index_rope_);
     kv::Step step;
     for (const Chunk& chunk : chunks)
       step.begin(*chunk.cache, static_cast<std::int64_t>(chunk.tokens.size()));
@@ -51,7 +54,9 @@ class Decoder : public Model {
     const std::span<float> x(work_.x.data(), static_cast<std::size_t>(pass.rows * config_.hidden));
     const std::int64_t resumed = observer == nullptr ? 0 : observer->resume(x);
     for (auto i = static_cast<std::size_t>(resumed); i < layers_.size(); ++i) {
-      ran = attend(pass, layers_[i].attention, static_cast<std::int64_t>(i));
+      const auto layer = static_cast<std::int64_t>(i);
+      ran = config_.latent ? attend_latent(pass, layers_[i].attention, layer)
+                           : attend(pass, layers_[i].attention, layer);
       feed_forward(pass, layers_[i].feed_forward);
       if (observer != nullptr) observer->finished(static_cast<std::int64_t>(i), x);
     }
@@ -67,6 +72,7 @@ class Decoder : public Model {
       config_.rope.divisors = tensors.vector(names.rope_divisors, config_.rope.rotary_dim / 2);
     try {
       rope_.emplace(config_.rope, config_.rope_layout);
+      if (config_.indexer) index_rope_.emplace(config_.rope, config_.indexer->rope_layout);
       if (config_.local_rope) local_rope_.emplace(*config_.local_rope, config_.rope_layout);
     } catch (const Error& error) {
       throw Error(ErrorCode::corrupt,
@@ -99,8 +105,9 @@ class Decoder : public Model {
       throw Error(ErrorCode::internal, "an observer of a pass over several chunks");
     for (const Chunk& chunk : chunks) {
       if (chunk.tokens.empty()) throw Error(ErrorCode::internal, "a chunk without tokens");
-      if (chunk.cache->dtype() != chunks.front().cache->dtype())
-        throw Error(ErrorCode::internal, "caches of different dtypes in one pass");
+      const kv::Shape &shape = chunk.cache->full().shape(), &first = chunks.front().cache->full().shape();
+      if (shape.dtype != first.dtype || shape.d_value != first.d_value)
+        throw Error(ErrorCode::internal, "caches of different dtypes or forms in one pass");
     }
   }
 
@@ -171,7 +178,7 @@ class Decoder : public Model {
 
   ModelConfig config_;
   std::shared_ptr<const void> owner_;
-  std::optional<ops::Rope> rope_, local_rope_;  // the first always there
+  std::optional<ops::Rope> rope_, local_rope_, index_rope_;  // the first always there
   ops::WeightMatrix embedding_, head_;
   std::vector<float> output_norm_;
   std::vector<Layer> layers_;

@@ -19,9 +19,11 @@ std::optional<weights::F8Block> take_f8_block(nlohmann::json& config, const std:
                           size[0].is_number_unsigned() && size[1].is_number_unsigned() && size[0] > 0 &&
                           size[1] > 0 && size[0] <= 65536 && size[1] <= 65536;
     if (is_block) block = {size[0].get<std::int64_t>(), size[1].get<std::int64_t>()};
-    const bool known = is_block || key == "quant_method" || key == "modules_to_not_convert" ||
-                       (key == "fmt" && value == "e4m3") ||
-                       (key == "activation_scheme" && value == "dynamic");
+    const bool known =
+        is_block || key == "quant_method" || key == "modules_to_not_convert" ||
+        (key == "fmt" && value == "e4m3") ||
+        (key == "scale_fmt" && (value == "ue8m0" || value.is_null())) ||  // scales are floats all the same
+        (key == "activation_scheme" && value == "dynamic");
     if (!known) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("{}: '{}' of its fp8 'quantization_config' is not supported", where,

@@ -21,7 +21,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // The registry: a new decoder-only model is its file and one entry here.
-constexpr std::array<const Architecture*, 4> kArchitectures = {&kLlama, &kQwen3, &kGptOss, &kGemma3};
+constexpr std::array<const Architecture*, 7> kArchitectures = {
+    &kLlama, &kQwen3, &kGptOss, &kGemma3, &kDeepseekV3, &kDeepseekV32, &kGlmMoeDsa};
 
 constexpr std::uint64_t kMaxConfigBytes = 16u << 20;
 
@@ -88,7 +89,7 @@ Loaded load_gguf(const fs::path& path) {
 const Architecture& find_architecture(const std::string& name, const char* Architecture::*spelling,
                                       const std::string& where) {
   for (const Architecture* architecture : kArchitectures) {
-    if (name == architecture->*spelling) return *architecture;
+    if (architecture->*spelling != nullptr && name == architecture->*spelling) return *architecture;
   }
   throw Error(ErrorCode::unsupported,
               fmt::format("{}: the architecture '{}' is not supported", where, name.substr(0, 100)),

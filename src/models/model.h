@@ -13,6 +13,7 @@
 #include "basin/attention/attention.h"
 #include "basin/base/thread_pool.h"
 #include "ops/linear.h"
+#include "ops/moe.h"
 #include "ops/rope.h"
 
 namespace basin::text {
@@ -31,6 +32,33 @@ enum class Activation {
   swiglu_clamped,  // gate sigmoid(1.702 gate) (up + 1), both limited to activation_limit, up from below as well
 };
 
+/// Multi-head latent attention: each token has one latent, and keys and values of every head are products of it. Kept are either
+/// the latents, with the products moved over to queries and output ("absorbed"), or keys and values themselves ("expanded").
+struct LatentAttention {
+  std::int64_t q_rank = 0;  // of the queries' latent; 0: they have none
+  std::int64_t kv_rank = 0;
+  std::int64_t d_nope = 0, d_rope = 0,
+               d_v = 0;  // of a head: without rotation, rotated (one for all heads), values
+
+  std::int64_t d_qk() const { return d_nope + d_rope; }
+  std::int64_t latent() const { return kv_rank + d_rope; }  // the one key of the absorbed form
+};
+
+/// DeepSeek Sparse Attention: a small attention of its own that chooses the keys a query sees (basin/attention/selection.h).
+struct IndexerConfig {
+  std::int64_t heads = 0, d_head = 0, topk = 0;
+  ops::RopeLayout rope_layout = ops::RopeLayout::half;
+  std::vector<bool> shared;  // [layers] takes the selection of the last layer before it that is not shared
+};
+
+/// Experts of DeepSeek-V3, beside `experts` and `chosen_experts`.
+struct GroupedExperts {
+  std::int64_t intermediate = 0;  // of one expert
+  std::int64_t shared = 0;        // experts that every token goes to
+  ops::GroupedChoice choice;
+  std::vector<bool> dense;  // [layers] no experts but one feed-forward part
+};
+
 /// How one layer attends, before any request's streaming window.
 struct LayerAttention {
   std::int64_t window = 0;  // keys visible including self; 0 = all
@@ -47,6 +75,9 @@ struct ModelConfig {
                    0;  // of each layer, and of them for each token; 0 = one feed-forward part for all
   Activation activation = Activation::silu;
   double activation_limit = 7.0;  // for swiglu_clamped
+  std::optional<GroupedExperts> grouped;
+  std::optional<LatentAttention> latent;
+  std::optional<IndexerConfig> indexer;
   std::int64_t h_q = 0, h_kv = 0, d_head = 0;
   std::int64_t context = 0;  // trained context, in tokens
   double rms_norm_eps = 0.0;
@@ -59,6 +90,7 @@ struct ModelConfig {
   std::optional<ops::RopeConfig> local_rope;  // of layers with a window, where it is another
   ops::RopeLayout rope_layout = ops::RopeLayout::half;
   std::vector<LayerAttention> layers;  // [layer count]
+  std::int64_t extra_layers = 0;  // of the file behind these, which predict further tokens and are not read
 };
 
 /// Which rows of logits a pass produces of a chunk.
@@ -80,6 +112,8 @@ class PassObserver {
   virtual std::int64_t resume(std::span<float> x) = 0;
   /// After a layer's attention: the problem as it ran, with lse and lse_with_sink and keys on pages.
   virtual void attended(std::int64_t layer, const attention::Forward& problem, ThreadPool& pool) = 0;
+  /// Instead, where an indexer chose what the chunk's queries see: `indices` [tokens, topk], ascending, padded with -1.
+  virtual void selected(std::int64_t /*layer*/, std::span<const std::int32_t> /*indices*/) {}
   /// After the whole layer.
   virtual void finished(std::int64_t layer, std::span<const float> x) = 0;
 };
@@ -88,6 +122,8 @@ struct PassOptions {
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
   PassObserver* observer = nullptr;  // may be null; for passes over one chunk
+  bool index_fp8 =
+      false;  // indexers score as servers do: queries and keys through a Hadamard transform to fp8
 };
 
 /// `chunk` is an index into the pass's chunks; `first_row` counts from that chunk's first token.

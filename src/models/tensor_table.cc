@@ -89,6 +89,11 @@ const std::byte* TensorTable::bytes(const std::string& name, const std::vector<s
   return tensor.data;
 }
 
+void TensorTable::leave_out(const std::string& prefix) {
+  for (auto it = tensors_.lower_bound(prefix); it != tensors_.end() && it->first.starts_with(prefix); ++it)
+    taken_.insert(it->first);
+}
+
 void TensorTable::refuse_unused() const {
   for (const auto& [name, tensor] : tensors_) {
     if (!taken_.contains(name)) {

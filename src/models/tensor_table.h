@@ -39,6 +39,9 @@ class TensorTable {
   const std::byte* bytes(const std::string& name, const std::vector<std::int64_t>& shape,
                          std::int64_t parameters_per_byte);
 
+  /// Takes every tensor whose name begins so, for nothing: parts of the file that are known not to be part of the model.
+  void leave_out(const std::string& prefix);
+
   /// Throws Error(unsupported) naming a tensor that nobody took.
   void refuse_unused() const;
 

@@ -30,6 +30,28 @@ void rms_norm(const float* x, std::int64_t x_stride, const float* weight, float 
   });
 }
 
+void layer_norm(const float* x, std::int64_t x_stride, const float* weight, const float* bias, float eps,
+                float* y, std::int64_t y_stride, std::int64_t tokens, std::int64_t width, ThreadPool& pool) {
+  for_runs(tokens, kFloatsPerTask / width, pool, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* from = x + t * x_stride;
+      float* to = y + t * y_stride;
+      double sum = 0.0, squares = 0.0;
+      for (std::int64_t i = 0; i < width; ++i) sum += static_cast<double>(from[i]);
+      const double mean = sum / static_cast<double>(width);
+      for (std::int64_t i = 0; i < width; ++i) {
+        const double off = static_cast<double>(from[i]) - mean;
+        squares += off * off;
+      }
+      const double scale = 1.0 / std::sqrt(squares / static_cast<double>(width) + static_cast<double>(eps));
+      for (std::int64_t i = 0; i < width; ++i) {
+        const auto normal = static_cast<float>((static_cast<double>(from[i]) - mean) * scale);
+        to[i] = normal * weight[i] + bias[i];
+      }
+    }
+  });
+}
+
 void silu_multiply(const float* gate, const float* up, float* y, std::int64_t tokens, std::int64_t width,
                    ThreadPool& pool) {
   // Runs are multiples of the lane count, so where a run ends does not change a value.

@@ -12,6 +12,11 @@ namespace basin::ops {
 void rms_norm(const float* x, std::int64_t x_stride, const float* weight /*[width]*/, float eps, float* y,
               std::int64_t y_stride, std::int64_t tokens, std::int64_t width, ThreadPool& pool);
 
+/// y[t, :] = (x[t, :] - mean) / sqrt(variance + eps) * weight + bias, sums in double. y may equal x.
+void layer_norm(const float* x, std::int64_t x_stride, const float* weight /*[width]*/,
+                const float* bias /*[width]*/, float eps, float* y, std::int64_t y_stride,
+                std::int64_t tokens, std::int64_t width, ThreadPool& pool);
+
 /// y = silu(gate) * up, elementwise over [tokens, width] dense rows; y may equal gate.
 void silu_multiply(const float* gate, const float* up, float* y, std::int64_t tokens, std::int64_t width,
                    ThreadPool& pool);

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "engine/model_runner.h"
+#include "models/cache.h"
 #include "server/answer.h"
 #include "server/metrics_text.h"
 #include "server/page.h"
@@ -142,7 +143,7 @@ Service::Service(engine::Engine& engine, ModelInfo model, ServiceOptions options
       options_(std::move(options)),
       log_(options_.quiet),
       page_bytes_(
-          engine::cache_shape(*model_.config, model_.defaults.compute, model_.page_tokens).page_bytes()),
+          models::cache_shape(*model_.config, model_.defaults.compute, model_.page_tokens).page_bytes()),
       readers_(2) {}
 
 std::string Service::error_body(int status, std::string_view message) {

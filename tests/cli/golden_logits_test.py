@@ -15,7 +15,7 @@ TOLERANCE = 2e-3
 def models():
     for config in sorted(glob.glob(os.path.join(GOLDEN_DIR, "models", "*", "config.json"))):
         with open(config, encoding="utf-8") as file:
-            if json.load(file)["model_type"] in ("llama", "qwen3", "gpt_oss", "gemma3_text"):
+            if json.load(file)["model_type"] in ("llama", "qwen3", "gpt_oss", "gemma3_text", "deepseek_v3"):
                 yield os.path.dirname(config)
 
 
@@ -53,6 +53,22 @@ class GoldenLogits(CliTest):
                         self.assertEqual(same[1].tobytes(), found.tobytes())
                 cases += 1
         self.assertGreaterEqual(cases, 2, f"no golden models in {GOLDEN_DIR}")
+
+    def test_of_sparse_models(self):
+        """With equal scores taken in order: selections.safetensors (tools/make_selection_golden.py)."""
+        models = [os.path.dirname(path) for path in glob.glob(os.path.join(GOLDEN_DIR, "models", "*", "selections.safetensors"))]
+        if not models:
+            self.skipTest(f"no selections.safetensors in {GOLDEN_DIR}")
+        for model in models:
+            shape, expected = read_safetensors(os.path.join(model, "selections.safetensors"))["logits"]
+            found_shape, found = self.logits(model)[1]
+            self.assertEqual(found_shape, shape)
+            self.assertLessEqual(max_difference(found, expected), TOLERANCE)
+            for options in (("--chunk-tokens", "1"), ("--chunk-tokens", "7", "--page-tokens", "1", "--threads", "1")):
+                self.assertEqual(self.logits(model, *options)[1][1].tobytes(), found.tobytes())
+            self.assertNotEqual(self.logits(model, "--index-fp8")[1][1].tobytes(), found.tobytes())
+            text = self.json("generate", model, "--tokens", os.path.join(model, "golden.safetensors"), "--max-tokens", "40")
+            self.assertEqual(len(text["token_ids"]), 40)
 
     def test_greedy(self):
         for model in models():

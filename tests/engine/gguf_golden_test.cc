@@ -107,7 +107,7 @@ TEST(GgufGoldenRows, RopeDivisorsAreChecked) {
   EXPECT_THROW(load(std::vector<float>(7, 2.0f)), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(golden, GgufGolden, testing::ValuesIn(supported_golden_models()),
+INSTANTIATE_TEST_SUITE_P(golden, GgufGolden, testing::ValuesIn(golden_models_with_gguf()),
                          [](const auto& i) { return folder_name(i.param); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GgufGolden);
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "models/architecture.h"
 #include "models/model.h"
 #include "support/golden.h"
 
@@ -32,6 +33,15 @@ std::vector<fs::path> supported_golden_models() {
   return models;
 }
 
+std::vector<fs::path> golden_models_with_gguf() {
+  std::vector<fs::path> models = supported_golden_models();
+  std::erase_if(models, [](const fs::path& model) {
+    const std::string family = read_config(model).at("model_type");
+    return models::find_architecture(family, &models::Architecture::name, family).gguf_name == nullptr;
+  });
+  return models;
+}
+
 fs::path golden_model(const std::string& family) {
   // Always the repository's copy: what BASIN_GOLDEN_DIR holds may lack a family or be too short for a test.
   const fs::path models = fs::path(BASIN_SOURCE_DIR) / "tests" / "golden" / "models";
@@ -39,6 +49,9 @@ fs::path golden_model(const std::string& family) {
   if (family == "qwen3") return models / "qwen3_tiny";
   if (family == "gpt_oss") return models / "gpt_oss_tiny";
   if (family == "gemma3_text") return models / "gemma3_tiny";
+  if (family == "deepseek_v3") return models / "deepseekv3_tiny";
+  if (family == "deepseek_v32") return models / "deepseekv32_tiny";
+  if (family == "glm_moe_dsa") return models / "glmmoedsa_tiny";
   throw std::runtime_error("no golden model of the family " + family);
 }
 

@@ -15,6 +15,9 @@ namespace basin::test {
 /// The golden models whose model_type this build supports, sorted. Families that it lacks are left out.
 std::vector<std::filesystem::path> supported_golden_models();
 
+/// Of these, those whose family is read from GGUF, too.
+std::vector<std::filesystem::path> golden_models_with_gguf();
+
 /// A model of a family from the repository's own goldens. Throws std::runtime_error when there is none.
 std::filesystem::path golden_model(const std::string& family);
 

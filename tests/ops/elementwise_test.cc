@@ -44,6 +44,37 @@ TEST_F(Elementwise, RmsNormInPlaceAndOfAZeroRow) {
   for (const float value : x) EXPECT_EQ(value, 0.0f);
 }
 
+TEST_F(Elementwise, LayerNorm) {
+  ThreadPool pool(2);
+  for (const std::int64_t width : {2, 17, 128}) {
+    const std::int64_t tokens = 5, stride = width + 3;
+    auto x = random_floats(tokens * stride, 11, 2.0f);
+    for (float& value : x) value += 30.0f;  // a mean far from zero, which an RMS norm would keep
+    const auto weight = random_floats(width, 12), bias = random_floats(width, 13);
+    std::vector<float> y(x);
+    layer_norm(y.data(), stride, weight.data(), bias.data(), 1e-6f, y.data(), stride, tokens, width, pool);
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      double mean = 0, variance = 0;
+      for (std::int64_t i = 0; i < width; ++i)
+        mean += x[static_cast<std::size_t>(t * stride + i)] / static_cast<double>(width);
+      for (std::int64_t i = 0; i < width; ++i)
+        variance += std::pow(static_cast<double>(x[static_cast<std::size_t>(t * stride + i)]) - mean, 2) /
+                    static_cast<double>(width);
+      for (std::int64_t i = 0; i < stride; ++i) {
+        const auto at = static_cast<std::size_t>(t * stride + i), column = static_cast<std::size_t>(i);
+        if (i >= width) {
+          EXPECT_EQ(y[at], x[at]);
+          continue;
+        }
+        const double exact = (static_cast<double>(x[at]) - mean) / std::sqrt(variance + 1e-6) *
+                                 static_cast<double>(weight[column]) +
+                             static_cast<double>(bias[column]);
+        EXPECT_NEAR(static_cast<double>(y[at]), exact, 1e-6 + 1e-6 * std::fabs(exact));
+      }
+    }
+  }
+}
+
 TEST_F(Elementwise, SiluMultiply) {
   ThreadPool pool(2);
   auto gate = random_floats(3 * 37, 3, 8.0f);

@@ -88,5 +88,67 @@ TEST(Moe, WeighsInTheOrderOfTheChoiceWhateverTheBatch) {
   }
 }
 
+TEST(Moe, GroupsAreChosenByTheirTwoBest) {
+  constexpr std::int64_t kTokens = 60, kExperts = 24;
+  const auto logits = random_floats(kTokens * kExperts, 9);
+  auto correction = random_floats(kExperts, 10);
+  for (float& value : correction) value *= 0.1f;
+  for (const std::int64_t groups : {1, 2, 6}) {
+    for (const std::int64_t chosen_groups : {1, 2, 6}) {
+      if (chosen_groups > groups) continue;
+      for (const bool normalise : {false, true}) {
+        const std::int64_t size = kExperts / groups;
+        GroupedChoice choice{.chosen = 4,
+                             .groups = groups,
+                             .chosen_groups = chosen_groups,
+                             .normalise = normalise,
+                             .scale = 2.5};
+        Routing routing;
+        route_grouped(logits.data(), correction.data(), kTokens, kExperts, choice, routing);
+        for (std::int64_t t = 0; t < kTokens; ++t) {
+          // Plainly, in double.
+          std::vector<std::pair<double, std::int64_t>> best_groups, order;
+          std::vector<double> score(kExperts);
+          for (std::size_t e = 0; e < kExperts; ++e)
+            score[e] =
+                1 / (1 + std::exp(-static_cast<double>(logits[static_cast<std::size_t>(t * kExperts) + e])));
+          const auto wanted = [&](std::int64_t e) {
+            return score[static_cast<std::size_t>(e)] +
+                   static_cast<double>(correction[static_cast<std::size_t>(e)]);
+          };
+          for (std::int64_t g = 0; g < groups; ++g) {
+            std::vector<double> in;
+            for (std::int64_t e = g * size; e < (g + 1) * size; ++e) in.push_back(wanted(e));
+            std::sort(in.rbegin(), in.rend());
+            best_groups.emplace_back(-(in.at(0) + in.at(1)), g);
+          }
+          std::sort(best_groups.begin(), best_groups.end());
+          for (std::int64_t n = 0; n < chosen_groups; ++n) {
+            const std::int64_t g = best_groups[static_cast<std::size_t>(n)].second;
+            for (std::int64_t e = g * size; e < (g + 1) * size; ++e) order.emplace_back(-wanted(e), e);
+          }
+          std::sort(order.begin(), order.end());
+          double sum = 0;
+          for (std::size_t i = 0; i < 4; ++i) sum += score[static_cast<std::size_t>(order.at(i).second)];
+          for (std::size_t i = 0; i < 4; ++i) {
+            const auto at = static_cast<std::size_t>(t) * 4 + i;
+            ASSERT_EQ(routing.expert[at], order.at(i).second);
+            const double weight =
+                score[static_cast<std::size_t>(order.at(i).second)] * 2.5 / (normalise ? sum : 1);
+            ASSERT_NEAR(routing.weight[at], weight, 1e-5);
+          }
+        }
+      }
+    }
+  }
+  GroupedChoice choice{.chosen = 2, .groups = 2, .chosen_groups = 1};
+  Routing routing;
+  const std::vector<float> equal(8, 0.25f), none(8, 0.0f);
+  route_grouped(equal.data(), none.data(), 1, 8, choice, routing);
+  EXPECT_EQ(routing.expert, (std::vector<std::int32_t>{0, 1}));  // of equals the lower number
+  const std::vector<float> bad = {0, 0, std::numeric_limits<float>::quiet_NaN(), 0, 0, 0, 0, 0};
+  EXPECT_THROW(route_grouped(bad.data(), none.data(), 1, 8, choice, routing), Error);
+}
+
 }  // namespace
 }  // namespace basin::ops
