@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "basin/base/error.h"
 #include "cli/commands.h"
@@ -99,9 +100,23 @@ void measure(const ProbeArgs& args, Session& session, const std::vector<std::int
   }
 }
 
+int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& source,
+                const probe::TraceShape& shape, ThreadPool& pool);
+
 int probe_model(const ProbeArgs& args) {
   Session session(args.model);
   const std::vector<std::int32_t> ids = read_input(args, session);
+  const std::optional<models::IndexerConfig>& indexer = session.config().indexer;
+  if (indexer && args.topk > 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("--topk {}: this model selects {} keys by itself", args.topk, indexer->topk),
+                "leave --topk out");
+  }
+  if (indexer && args.model.stream.window) {
+    throw Error(ErrorCode::invalid_argument,
+                "--window: selections are recorded of queries that may select among all keys",
+                "leave --window out");
+  }
   const engine::StreamOptions& stream = args.model.stream;
   const fs::path out = args.out;
   probe::RunOptions options;
@@ -111,6 +126,7 @@ int probe_model(const ProbeArgs& args) {
   options.compute = stream.compute;
   options.layer.map_bins = args.map_bins;
   options.layer.topk = args.topk;
+  options.index_fp8 = stream.index_fp8;
   options.model = fs::path(args.model.model).filename().string();
   options.folder = out / "layers";
   const auto layers = static_cast<std::int64_t>(session.config().layers.size());
@@ -120,6 +136,14 @@ int probe_model(const ProbeArgs& args) {
         *session.loaded.model, ids, options, session.pool,
         [&](std::int64_t done, std::int64_t total) { progress.update(done, total); }, interrupt_flag());
     if (before > 0) print_note(fmt::format("went on after {} layers that were there", before));
+  }
+  if (indexer) {
+    const fs::path trace = out / "trace.npz";
+    write_trace(options.folder, layers, ids, trace);
+    const int code = study_trace(args, trace, options.model, {}, session.pool);
+    std::error_code ignored;
+    fs::remove_all(options.folder, ignored);  // all of it stands in trace.npz now
+    return code;
   }
   probe::ModelSummary summary = probe::summarise(options.folder, layers);
   summary.model = options.model;
@@ -154,16 +178,15 @@ int probe_model(const ProbeArgs& args) {
   return 0;
 }
 
-int probe_trace(const ProbeArgs& args) {
-  ThreadPool pool(0);
-  const probe::Trace trace = probe::open_trace(*args.trace_file, {args.layers, args.topk});
+int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& source,
+                const probe::TraceShape& shape, ThreadPool& pool) {
+  const probe::Trace trace = probe::open_trace(path, shape);
   probe::StudyOptions options;
   options.first = args.from_query;
   Progress progress("studying");
   const probe::Study study = probe::study(
       trace, options, pool, [&](std::int64_t done, std::int64_t total) { progress.update(done, total); },
       interrupt_flag());
-  const std::string source = fs::path(*args.trace_file).filename().string();
   const std::vector<std::string> lines =
       probe::write_trace_report(args.out, study, probe::null_models(study, pool), source);
   if (args.json) {
@@ -180,6 +203,12 @@ int probe_trace(const ProbeArgs& args) {
   for (const std::string& line : lines) text += line + "\n";
   write_stdout(text + fmt::format("Report: {}\n", (fs::path(args.out) / "report.html").string()));
   return 0;
+}
+
+int probe_trace(const ProbeArgs& args) {
+  ThreadPool pool(0);
+  const fs::path path = *args.trace_file;
+  return study_trace(args, path, path.filename().string(), {args.layers, args.topk}, pool);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ struct Workspace {
   std::vector<float> denominator, keep;
   std::vector<std::int64_t> cuts, list_count;
   std::vector<int> cut_order;  // [queries, cut_count] which cut stands where
-  std::vector<double> mass, information, below_cut, early;
+  std::vector<double> mass, information, mean_information, below_cut, early;
   std::unique_ptr<float[]> list_memory, mean;
   std::size_t list_floats = 0, mean_floats = 0;
   std::vector<float*> list;
@@ -163,6 +163,7 @@ class Layer {
     r.windows = shape_.windows;
     r.map.assign(heads * bins * bins, 0.0f);
     r.entropy.assign(heads * bins, 0.0f);
+    r.group_entropy.assign(static_cast<std::size_t>(shape_.kv_heads) * bins, 0.0f);
     r.budget.assign(kBudgetShares.size() * heads * bins, 0.0f);
     r.group_budget.assign(kBudgetShares.size() * static_cast<std::size_t>(shape_.kv_heads) * bins, 0.0f);
     r.learned_sink.assign(heads * bins, 0.0f);
@@ -283,6 +284,7 @@ class Layer {
     memory.list_count.assign(lists, 0);
     memory.mass.assign(row_count, 0.0);
     memory.information.assign(row_count, 0.0);
+    memory.mean_information.assign(static_cast<std::size_t>(queries.count), 0.0);
     memory.below_cut.assign(row_count * static_cast<std::size_t>(cut_count), 0.0);
     memory.cuts.resize(static_cast<std::size_t>(queries.count * cut_count));
     memory.cut_order.resize(memory.cuts.size());
@@ -336,6 +338,7 @@ class Layer {
     gather.key_bin = shape_.bin_tokens;
     gather.mass = memory.mass.data();
     gather.information = memory.information.data();
+    gather.mean_information = memory.mean_information.data();
     gather.below_cut = memory.below_cut.data();
     gather.keep = memory.keep.data();
     gather.list = memory.list.data();
@@ -355,9 +358,15 @@ class Layer {
     }
     for (int r = 0; r < rows; ++r) finish_row(bin, queries, kv_head, r, memory, strip);
     for (int q = 0; q < queries.count; ++q) {
-      double mass = 0.0;
-      for (int h = 0; h < group; ++h) mass += memory.mass[static_cast<std::size_t>(q * group + h)];
+      double mass = 0.0, sink = 0.0;
+      for (int h = 0; h < group; ++h) {
+        mass += memory.mass[static_cast<std::size_t>(q * group + h)];
+        sink += sink_share(first_head + h, queries.first + q) / group;
+      }
       const auto i = row_count + static_cast<std::size_t>(q);
+      result_.group_entropy[static_cast<std::size_t>(kv_head * shape_.bins + bin)] +=
+          static_cast<float>(-kLn2 * memory.mean_information[static_cast<std::size_t>(q)] -
+                             (sink > 0.0 ? sink * std::log(sink) : 0.0));
       const auto counts = budgets(memory.list[i], memory.list_count[i], mass / group);
       for (std::size_t share = 0; share < counts.size(); ++share) {
         result_.group_budget[(share * static_cast<std::size_t>(shape_.kv_heads) +
@@ -470,7 +479,7 @@ class Layer {
       }
     };
     for (std::vector<float>* sums :
-         {&r.entropy, &r.budget, &r.group_budget, &r.learned_sink, &r.sink_by_query}) {
+         {&r.entropy, &r.group_entropy, &r.budget, &r.group_budget, &r.learned_sink, &r.sink_by_query}) {
       average(*sums);
     }
     for (std::size_t i = 0; i < r.sink_mass.size(); ++i) {

@@ -32,11 +32,12 @@ struct LayerProfile {
   std::vector<std::int64_t> sink_counts;  // [n]
   std::vector<std::int64_t> windows;      // [w]
 
-  std::vector<float> position;  // [heads, tokens] sum over queries of A on that key
-  std::vector<float> distance;  // [heads, tokens] sum over queries of A at that distance (0 = self)
-  std::vector<float> early;     // [heads, kEarlyTokens] `position` of the first kEarlyTokens queries
-  std::vector<float> map;       // [heads, bins, bins] sum of A, query bin by key bin
-  std::vector<float> entropy;   // [heads, bins] mean, natural log, the learned sink as one outcome
+  std::vector<float> position;       // [heads, tokens] sum over queries of A on that key
+  std::vector<float> distance;       // [heads, tokens] sum over queries of A at that distance (0 = self)
+  std::vector<float> early;          // [heads, kEarlyTokens] `position` of the first kEarlyTokens queries
+  std::vector<float> map;            // [heads, bins, bins] sum of A, query bin by key bin
+  std::vector<float> entropy;        // [heads, bins] mean, natural log, the learned sink as one outcome
+  std::vector<float> group_entropy;  // [kv_heads, bins] the same for the mean over the heads of a kv head
   std::vector<float>
       budget;  // [shares, heads, bins] mean count of keys that hold the share of the keys' mass
   std::vector<float>

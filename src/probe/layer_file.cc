@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "basin/base/error.h"
+#include "probe/layer_arrays.h"
 #include "probe/npz.h"
 #include "probe/run.h"
 
@@ -23,26 +24,10 @@ std::vector<T> read_values(const NpzFile& file, const std::string& name, DType d
 // A name, its member and its shape.
 template <typename Result, typename Visit>
 void each_array(Result& r, const Visit& visit) {
-  auto& p = r.profile;
-  const auto n = static_cast<std::int64_t>(p.sink_counts.size()),
-             w = static_cast<std::int64_t>(p.windows.size());
-  const auto shares = static_cast<std::int64_t>(kBudgetShares.size());
+  each_profile_array(r.profile, visit);
   const auto pairs = static_cast<std::int64_t>(r.pairs.size());
-  using Shape = std::vector<std::int64_t>;
-  visit("position", p.position, Shape{p.heads, p.tokens});
-  visit("distance", p.distance, Shape{p.heads, p.tokens});
-  visit("early", p.early, Shape{p.heads, kEarlyTokens});
-  visit("map", p.map, Shape{p.heads, p.bins, p.bins});
-  visit("entropy", p.entropy, Shape{p.heads, p.bins});
-  visit("budget", p.budget, Shape{shares, p.heads, p.bins});
-  visit("group_budget", p.group_budget, Shape{shares, p.kv_heads, p.bins});
-  visit("learned_sink", p.learned_sink, Shape{p.heads, p.bins});
-  visit("sink_mass", p.sink_mass, Shape{n, p.heads});
-  visit("sink_by_query", p.sink_by_query, Shape{n, p.heads, p.bins});
-  visit("local_mass", p.local_mass, Shape{w, p.heads});
-  visit("retained", p.retained, Shape{n + 1, w, p.heads});
-  visit("pair_error", r.pair_error, Shape{pairs, p.heads});
-  visit("pair_error_all", r.pair_error_all, Shape{pairs});
+  visit("pair_error", r.pair_error, ArrayShape{pairs, r.profile.heads});
+  visit("pair_error_all", r.pair_error_all, ArrayShape{pairs});
 }
 
 constexpr std::size_t kNumbers = 10;

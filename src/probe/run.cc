@@ -10,6 +10,7 @@
 
 #include "basin/base/error.h"
 #include "kv/sequence_cache.h"
+#include "models/cache.h"
 #include "weights/weights.h"
 
 namespace basin::probe {
@@ -39,6 +40,7 @@ nlohmann::json describe(const models::Model& model, std::span<const std::int32_t
           {"sink_tokens", options.policy.sink_tokens},
           {"window", options.policy.window},
           {"in_cache_positions", options.policy.in_cache_positions},
+          {"index_fp8", options.index_fp8},
           {"map_bins", options.layer.map_bins},
           {"topk", options.layer.topk}};
 }
@@ -47,7 +49,8 @@ class Recorder : public models::PassObserver {
  public:
   Recorder(const models::Model& model, std::span<const std::int32_t> tokens, const RunOptions& options,
            const OnProgress& on_progress, const std::atomic<bool>* cancel)
-      : options_(options),
+      : config_(model.config()),
+        options_(options),
         on_progress_(on_progress),
         cancel_(cancel),
         layers_(static_cast<std::int64_t>(model.config().layers.size())),
@@ -77,8 +80,19 @@ class Recorder : public models::PassObserver {
     write_layer(layer_file(options_.folder, layer), result);
   }
 
+  void selected(std::int64_t layer, std::span<const std::int32_t> indices) override {
+    throw_if_cancelled();
+    LayerResult result;
+    result.profile.tokens = tokens_;
+    result.profile.topk_width = static_cast<std::int64_t>(indices.size()) / tokens_;
+    result.profile.topk.assign(indices.begin(), indices.end());
+    write_layer(layer_file(options_.folder, layer), result);
+  }
+
   void finished(std::int64_t layer, std::span<const float> x) override {
     throw_if_cancelled();
+    // A layer that takes the selection of the one before it cannot be the first to run.
+    if (layer + 1 < layers_ && takes_selection(layer + 1)) return;
     const weights::Tensor state{
         "x", DType::f32, {tokens_, hidden_}, reinterpret_cast<const std::byte*>(x.data()), x.size_bytes()};
     weights::write_safetensors(state_file(), {state}, {{"layers", std::to_string(layer + 1)}});
@@ -86,6 +100,10 @@ class Recorder : public models::PassObserver {
   }
 
  private:
+  bool takes_selection(std::int64_t layer) const {
+    return config_.indexer && config_.indexer->shared[static_cast<std::size_t>(layer)];
+  }
+
   fs::path state_file() const { return options_.folder / "state.safetensors"; }
 
   void throw_if_cancelled() const {
@@ -142,6 +160,7 @@ class Recorder : public models::PassObserver {
     }
   }
 
+  const models::ModelConfig& config_;
   const RunOptions& options_;
   const OnProgress& on_progress_;
   const std::atomic<bool>* cancel_;
@@ -157,19 +176,15 @@ std::int64_t run(models::Model& model, std::span<const std::int32_t> tokens, con
   Recorder recorder(model, tokens, options, on_progress, cancel);
   const std::int64_t before = recorder.complete();
   if (recorder.finished_all()) return before;
-  kv::Shape shape;
-  shape.layers = std::ranges::count(config.layers, std::int64_t{0}, &models::LayerAttention::window);
-  shape.h_kv = config.h_kv;
-  shape.d_head = config.d_head;
-  shape.dtype = options.compute == ops::Compute::fp32 ? DType::f32 : DType::bf16;
-  shape.page_tokens = options.page_tokens;
-  std::vector<std::int64_t> windows;
-  for (const models::LayerAttention& layer : config.layers) windows.push_back(layer.window);
-  kv::SequenceCache cache(std::make_shared<kv::PagePool>(shape), options.policy, windows);
+  // Where an indexer selects, the selections are what is looked at; else the weights of every head over keys of its own.
+  const auto form = config.indexer ? models::LatentForm::absorbed : models::LatentForm::expanded;
+  const kv::Shape shape = models::cache_shape(config, options.compute, options.page_tokens, form);
+  kv::SequenceCache cache = models::make_cache(config, std::make_shared<kv::PagePool>(shape), options.policy);
   const models::Chunk chunk{tokens, &cache, models::LogitsRows::none};
   models::PassOptions pass;
   pass.compute = options.compute;
   pass.observer = &recorder;
+  pass.index_fp8 = options.index_fp8;
   model.forward({&chunk, 1}, pass, {}, pool);
   return before;
 }

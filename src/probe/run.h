@@ -24,12 +24,13 @@ struct RunOptions {
   kv::Policy policy;  // what the model reads with
   std::int64_t page_tokens = 16;
   ops::Compute compute = ops::Compute::fast;
+  bool index_fp8 = false;  // see models::PassOptions
   LayerOptions layer;
   std::string model;             // names the run, so that another one does not go on from its files
   std::filesystem::path folder;  // where each layer's result goes; made when it is missing
 };
 
-/// What is known of a layer. Errors are those of its attention output alone, keys at their own positions, on queries
+/// What is known of a layer. Of a model with indexers that is what each query selected (profile.topk) and nothing else. Errors are those of its attention output alone, keys at their own positions, on queries
 /// spread over those from which the pair hides something: |O' - O| / |O|, mean over queries. NaN where nothing is hidden
 /// or the layer has a window of its own.
 struct LayerResult {

@@ -7,13 +7,13 @@
 #include <limits>
 
 #include "basin/base/error.h"
+#include "probe/layer_arrays.h"
 #include "probe/npz.h"
 
 namespace basin::probe {
 namespace {
 
 constexpr std::int64_t kSide = 256;             // of a layer's map in the page
-constexpr std::int64_t kDataSide = 128;         // of a head's map in data.npz
 constexpr std::int64_t kPageBytes = 2'000'000;  // of all heads' maps before packing
 constexpr int kPointsPerOctave = 6;
 
@@ -33,21 +33,6 @@ Curve log_curve(std::int64_t count, std::int64_t offset, const Value& value) {
     begin = end;
   }
   return curve;
-}
-
-// Sums of a map into shares: row i of [bins, bins] divided by its queries.
-std::vector<float> shares(const float* sums, const LayerProfile& p, std::int64_t heads) {
-  std::vector<float> map(static_cast<std::size_t>(p.bins * p.bins), 0.0f);
-  for (std::int64_t h = 0; h < heads; ++h) {
-    for (std::int64_t i = 0; i < p.bins; ++i) {
-      const auto queries = static_cast<float>(std::min(p.bin_tokens, p.tokens - i * p.bin_tokens));
-      for (std::int64_t j = 0; j < p.bins; ++j) {
-        map[static_cast<std::size_t>(i * p.bins + j)] +=
-            sums[(h * p.bins + i) * p.bins + j] / queries / static_cast<float>(heads);
-      }
-    }
-  }
-  return map;
 }
 
 std::vector<float> mean_of_bins(const std::vector<float>& values, std::int64_t first, std::int64_t heads,
@@ -151,22 +136,6 @@ LayerSummary summarise(const LayerResult& r, std::int64_t head_side) {
 
 }  // namespace
 
-std::vector<float> shrink_map(const std::vector<float>& map, std::int64_t side, std::int64_t to) {
-  if (to >= side) return map;
-  std::vector<float> out(static_cast<std::size_t>(to * to), 0.0f);
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(to), 0);
-  for (std::int64_t i = 0; i < side; ++i) ++rows[static_cast<std::size_t>(i * to / side)];
-  for (std::int64_t i = 0; i < side; ++i) {
-    const std::int64_t row = i * to / side;
-    for (std::int64_t j = 0; j < side; ++j) {
-      out[static_cast<std::size_t>(row * to + j * to / side)] +=
-          map[static_cast<std::size_t>(i * side + j)] /
-          static_cast<float>(rows[static_cast<std::size_t>(row)]);
-    }
-  }
-  return out;
-}
-
 ModelSummary summarise(const std::filesystem::path& folder, std::int64_t layers) {
   ModelSummary summary;
   for (std::int64_t layer = 0; layer < layers; ++layer) {
@@ -199,14 +168,9 @@ void write_data(const std::filesystem::path& folder, std::int64_t layers, const 
     }
     const LayerProfile p = read_layer(layer_file(folder, layer)).profile;
     const std::int64_t shape[] = {p.bins, p.bins};
-    out.add(prefix + "map", shape, shares(p.map.data(), p, p.heads));
-    const std::int64_t side = std::min(kDataSide, p.bins);
-    std::vector<float> maps;
-    for (std::int64_t h = 0; h < p.heads; ++h) {
-      const std::vector<float> map =
-          shrink_map(shares(p.map.data() + h * p.bins * p.bins, p, 1), p.bins, side);
-      maps.insert(maps.end(), map.begin(), map.end());
-    }
+    out.add(prefix + "map", shape, mean_map(p));
+    std::int64_t side = 0;
+    const std::vector<float> maps = head_maps(p, side);
     const std::int64_t head_shape[] = {p.heads, side, side};
     out.add(prefix + "head_map", head_shape, maps);
   }

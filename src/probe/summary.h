@@ -53,9 +53,6 @@ ModelSummary summarise(const std::filesystem::path& folder, std::int64_t layers)
 /// most.
 void write_data(const std::filesystem::path& folder, std::int64_t layers, const std::filesystem::path& path);
 
-/// A square map with fewer bins: shares of keys are added, those of queries averaged.
-std::vector<float> shrink_map(const std::vector<float>& map, std::int64_t side, std::int64_t to);
-
 // --- The window advisor ---
 
 struct Choice {

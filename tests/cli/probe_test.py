@@ -65,6 +65,53 @@ class Probe(CliTest):
         self.assertEqual(done.returncode, 1)
         self.assertIn("another run", done.stderr)
 
+    def test_a_sparse_model_writes_its_selections_and_studies_them(self):
+        for name in ("deepseekv32_tiny", "glmmoedsa_tiny"):
+            out, again = self.place(name), self.place(name + "_trace")
+            done = self.probe(golden_model(name), "--tokens", self.tokens, "--out", out, "--compute", "fp32", "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            report = json.loads(done.stdout)
+            self.assertEqual((report["layers"], report["topk"], report["queries"]), (3, 24, 96))
+            names = set(os.listdir(out))
+            self.assertLessEqual({"report.html", "summary.txt", "summary.json", "counts.csv", "data.npz", "trace.npz"}, names)
+            self.assertNotIn("layers", names)
+            # The trace alone gives the same study.
+            done = self.probe("--trace", os.path.join(out, "trace.npz"), "--out", again)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(os.path.join(out, "counts.csv"), "rb") as a, open(os.path.join(again, "counts.csv"), "rb") as b:
+                self.assertEqual(a.read(), b.read())
+        model, out = golden_model("deepseekv32_tiny"), self.place("refused")
+        for arguments, message in [(("--topk", "5"), "this model selects 24 keys by itself"), (("--window", "50"), "--window"),
+                                   (("--max-tokens", "25"), "quer")]:
+            done = self.probe(model, "--tokens", self.tokens, "--out", out, *arguments)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(message, done.stderr)
+        done = self.probe(golden_model("llama_tiny"), "--tokens", self.tokens, "--out", out, "--index-fp8")
+        self.assertIn("no indexer", done.stderr)
+
+    def test_a_killed_run_of_a_sparse_model_goes_on(self):
+        arguments = [golden_model("glmmoedsa_tiny"), "--tokens", self.tokens, "--index-fp8", "--out"]
+        whole, cut = self.place("whole"), self.place("cut")
+        self.assertEqual(self.probe(*arguments, whole).returncode, 0)
+        process = subprocess.Popen([BINARY, "probe", *arguments, cut], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        state = os.path.join(cut, "layers", "state.safetensors")
+        while process.poll() is None and not os.path.exists(state):
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        done = self.probe(*arguments, cut)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in ("trace.npz", "counts.csv", "report.html"):
+            with open(os.path.join(whole, name), "rb") as a, open(os.path.join(cut, name), "rb") as b:
+                self.assertEqual(a.read(), b.read(), name)
+
+    def test_latent_attention_without_an_indexer_has_maps(self):
+        out = self.place("report")
+        done = self.probe(golden_model("deepseekv3_tiny"), "--tokens", self.tokens, "--out", out, "--target", "0.5")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
+            self.assertLess(json.load(file)["largest_row_error"], 1e-5)
+
     def test_refusals(self):
         model, out = golden_model("llama_tiny"), self.place("report")
         for arguments, code, message in [

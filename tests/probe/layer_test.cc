@@ -192,6 +192,7 @@ void compare(const Setting& setting) {
   std::vector<double> position = size(heads, tokens), distance = position, early = size(heads, kEarlyTokens),
                       map = size(heads, bins, bins), entropy = size(heads, bins), learned = entropy,
                       budget = size(3, heads, bins), group_budget = size(3, setting.h_kv, bins),
+                      group_entropy = size(setting.h_kv, bins), group_sink = size(tokens),
                       sink_mass = size(n_count, heads), sink_by_query = size(n_count, heads, bins),
                       local = size(w_count, heads), retained = size(n_count + 1, w_count, heads);
   std::vector<std::vector<double>> mean(static_cast<std::size_t>(tokens), std::vector<double>(size(tokens)));
@@ -215,6 +216,8 @@ void compare(const Setting& setting) {
       };
       const double mass = sum(0, tokens), sink_weight = sink[static_cast<std::size_t>(t)];
       at(learned, h * bins + bin) += sink_weight / queries;
+      at(group_sink, t) =
+          (h % group == 0 ? 0.0 : at(group_sink, t)) + sink_weight / static_cast<double>(group);
       if (sink_weight > 0.0) at(entropy, h * bins + bin) -= sink_weight * std::log(sink_weight) / queries;
       for (std::int64_t j = 0; j <= t; ++j) {
         const double x = row[static_cast<std::size_t>(j)];
@@ -226,6 +229,14 @@ void compare(const Setting& setting) {
         mean[static_cast<std::size_t>(t)][static_cast<std::size_t>(j)] += x;
         double& of_group = group_mean[static_cast<std::size_t>(t)][static_cast<std::size_t>(j)];
         of_group = (h % group == 0 ? 0.0 : of_group) + x;
+      }
+      if (h % group == group - 1) {
+        double& sum_of = at(group_entropy, h / group * bins + bin);
+        const auto add = [&](double share) {
+          sum_of -= share > 0.0 ? share * std::log(share) / queries : 0.0;
+        };
+        for (const double x : group_mean[static_cast<std::size_t>(t)]) add(x / static_cast<double>(group));
+        add(at(group_sink, t));
       }
       for (std::int64_t s = 0; s < 3; ++s) {
         const double share = kBudgetShares[static_cast<std::size_t>(s)];
@@ -266,6 +277,7 @@ void compare(const Setting& setting) {
   expect_equal(found.early, early, tolerance, "early");
   expect_equal(found.map, map, tolerance, "map");
   expect_equal(found.entropy, entropy, tolerance, "entropy");
+  expect_equal(found.group_entropy, group_entropy, tolerance, "entropy of a group's mean");
   expect_equal(found.learned_sink, learned, tolerance, "learned sink");
   expect_equal(found.sink_mass, sink_mass, tolerance, "sink mass");
   expect_equal(found.sink_by_query, sink_by_query, tolerance, "sink mass by query");

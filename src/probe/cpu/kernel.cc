@@ -112,6 +112,30 @@ void weigh_rows(const Gather& gather, const Tile& tile, int row, Scratch& scratc
   }
 }
 
+// log2 of x > 0 and normal, within 2 ulp of the result or 1e-7: x = m 2^e with m in [2/3, 4/3), and log m = 2 atanh(s).
+BASIN_INLINE V log2(V x) {
+  const D d;
+  const DI di;
+  const auto bits = hn::BitCast(di, x);
+  const auto exponent = hn::ShiftRight<23>(hn::Sub(bits, hn::Set(di, 0x3f2aaaab)));  // 2/3
+  const V m = hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<23>(exponent)));
+  const V s = hn::Div(hn::Sub(m, hn::Set(d, 1.0f)), hn::Add(m, hn::Set(d, 1.0f)));
+  const V z = hn::Mul(s, s);
+  constexpr float kTwoLog2E = 2.885390081777927f;
+  V p = hn::Set(d, kTwoLog2E / 9.0f);
+  p = hn::MulAdd(p, z, hn::Set(d, kTwoLog2E / 7.0f));
+  p = hn::MulAdd(p, z, hn::Set(d, kTwoLog2E / 5.0f));
+  p = hn::MulAdd(p, z, hn::Set(d, kTwoLog2E / 3.0f));
+  p = hn::MulAdd(p, z, hn::Set(d, kTwoLog2E));
+  return hn::MulAdd(p, s, hn::ConvertTo(d, exponent));
+}
+
+// x log2 x, 0 at 0.
+BASIN_INLINE F16 information_of(const F16& x) {
+  const V smallest = hn::Set(D(), 1.17549435e-38f);
+  return make([&](auto i) BASIN_LAMBDA { return hn::Mul(x.part[i], log2(larger(x.part[i], smallest))); });
+}
+
 // Hands the tile's sums on.
 BASIN_INLINE void flush(const Gather& gather, std::int64_t begin, std::int64_t end, const Scratch& scratch) {
   const int keys = end - begin < kTileKeys ? static_cast<int>(end - begin) : kTileKeys;
@@ -140,11 +164,14 @@ BASIN_INLINE void flush(const Gather& gather, std::int64_t begin, std::int64_t e
   const F16 factor = set(1.0f / static_cast<float>(gather.group));
   for (int query = 0; query < gather.queries; ++query) {
     const int list = gather.queries * gather.group + query;
+    F16 information = set(0.0f);
     for (int g = 0; g < kTileKeys; g += kLanes) {
-      const F16 sum = load(scratch.mean[query] + g);
+      const F16 share = mul(load(scratch.mean[query] + g), factor);
+      information = add(information, information_of(share));
       gather.list_count[list] +=
-          append(mul(sum, factor), gather.keep[list], gather.list[list] + gather.list_count[list]);
+          append(share, gather.keep[list], gather.list[list] + gather.list_count[list]);
     }
+    gather.mean_information[query] += static_cast<double>(sum_of_lanes(information));
     if (gather.mean == nullptr) continue;
     float* mean = gather.mean + query * gather.mean_stride + begin;
     for (int i = 0; i < keys; ++i) mean[i] += scratch.mean[query][i] * gather.mean_factor;

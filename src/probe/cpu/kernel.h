@@ -28,9 +28,10 @@ struct Gather {
   std::int64_t key_stride;
   float* map;  // [group, map_stride] by key / key_bin
   std::int64_t map_stride, key_bin;
-  double* mass;         // [rows] sum of A
-  double* information;  // [rows] sum of A log2 A
-  double* below_cut;    // [rows, cut_count] sum of A over keys before the cut
+  double* mass;              // [rows] sum of A
+  double* information;       // [rows] sum of A log2 A
+  double* mean_information;  // [queries] the same for the mean over the heads
+  double* below_cut;         // [rows, cut_count] sum of A over keys before the cut
 
   /// Weights of at least `keep`, in the order of keys: of each row, then of the mean of each query's heads. A list may
   /// write kLanes floats beyond its end.
