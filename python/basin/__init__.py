@@ -3,6 +3,8 @@
     import basin
     out = basin.flash_attn_func(q, k, v, causal=True, window_size=(127, 0), learnable_sink=sinks, sink_tokens=4)
 
+    arrays = basin.probe.attention(q, k)    # where attention goes (needs NumPy)
+
 The functions take flash-attn 2.8's arguments in its order and return what it returns; what Basin adds is keyword-only.
 """
 from basin._library import __version__, cuda_missing
@@ -31,6 +33,14 @@ __all__ = [
     "merge_states",
     "register",
 ]
+
+
+def __getattr__(name):
+    """basin.probe needs NumPy, so it is imported when it is first used."""
+    if name == "probe":
+        import importlib
+        return importlib.import_module("basin.probe")
+    raise AttributeError(f"module 'basin' has no attribute '{name}'")
 
 
 def register():

@@ -42,7 +42,7 @@ def test_its_name_and_what_it_holds(wheel):
     assert wheel.name.startswith("basin_attention-0.1.0-py3-none-") and wheel.name.endswith("x86_64.whl")
     names = zipfile.ZipFile(wheel).namelist()
     sources = {f"basin/{file.name}" for file in (ROOT / "python/basin").glob("*.py")}
-    assert {name for name in names if name.startswith("basin/")} == sources | {"basin/basin_torch.so"}
+    assert {name for name in names if name.startswith("basin/")} == sources | {"basin/basin_torch.so", "basin/basin_probe.so"}
 
 
 def test_it_works_where_it_is_unpacked(wheel, tmp_path):
