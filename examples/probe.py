@@ -48,7 +48,8 @@ for n, row in enumerate(retained):
 try:
     import matplotlib
 except ImportError:
-    raise SystemExit("no pictures: matplotlib is not installed")
+    print("no pictures: matplotlib is not installed")
+    raise SystemExit(0) from None
 matplotlib.use("Agg")
 from matplotlib import pyplot
 

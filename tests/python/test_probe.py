@@ -1,6 +1,7 @@
 """basin.probe: against sums over the matrix, against transformers' own weights, and against what the program writes."""
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import basin
@@ -164,3 +165,17 @@ def test_equals_what_the_program_writes(tmp_path):
                 numpy.testing.assert_allclose(array, want[layer][name], atol=0.1, err_msg=name)
             else:
                 numpy.testing.assert_allclose(array, want[layer][name], atol=2e-3, rtol=1e-3, err_msg=name)
+
+
+def test_the_example(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    AutoModelForCausalLM.from_config(CONFIGS["qwen3"]()).save_pretrained(tmp_path / "model")
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", "a", "b", "c"])}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path / "model")
+    (tmp_path / "text").write_text("a b c " * 60)
+    done = subprocess.run([sys.executable, ROOT / "examples" / "probe.py", tmp_path / "model", tmp_path / "text", "--tokens", "150",
+                           "--out", tmp_path / "probe.png"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "150 tokens, 3 layers" in done.stdout and "first    1 tokens hold" in done.stdout
+    assert "no pictures" in done.stdout or (tmp_path / "probe.png").stat().st_size > 10000
