@@ -415,6 +415,15 @@ void check(const ChatArgs& args) {
   }
 }
 
+void add_bench(CLI::App& app, BenchArgs& args) {
+  add_common(app, args.model);
+  Options options(app);
+  options.integer(
+      "--depth", 1, kMany, [&](std::int64_t n) { args.depth_tokens = n; },
+      "tokens before those whose decoding is measured (default 32: a short context)");
+  add_json(app, args.json);
+}
+
 void add_bench_serve(CLI::App& app, BenchServeArgs& args) {
   add_url(app, [&args](const std::string& url) { args.url = url; });
   add_key(app, args.api_key);
@@ -644,8 +653,7 @@ Command parse(int argc, const char* const* argv) {
   add_convert(*convert_app, convert);
   add_model(*info_app, info.model);
   add_json(*info_app, info.json);
-  add_common(*bench_app, bench.model);
-  add_json(*bench_app, bench.json);
+  add_bench(*bench_app, bench);
   CLI::App* const probe_app =
       app.add_subcommand("probe", "See where attention goes, and what window a model needs");
   add_probe(*probe_app, probe);

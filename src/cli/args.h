@@ -63,6 +63,7 @@ struct InfoArgs {
 
 struct BenchArgs {
   ModelArgs model;
+  std::int64_t depth_tokens = 32;  // before the tokens whose decoding is measured
   bool json = false;
 };
 

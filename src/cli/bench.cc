@@ -19,15 +19,16 @@ namespace basin::cli {
 namespace {
 
 constexpr std::int64_t kPrefillTokens = 512;
-constexpr std::int64_t kDecodePrompt = 32;  // a short context: decode then measures the weights
 constexpr std::int64_t kDecodeTokens = 64;
 constexpr double kLeastSeconds = 1.0;  // of each measurement, repeated until then; the best repeat counts
+constexpr int kLeastRepeats = 3;
 
 struct Speed {
   std::int64_t tokens = 0;
-  double seconds = 0.0;  // of the best repeat
-  double flops = 0.0;    // per second
-  double bytes = 0.0;    // per second; decode only
+  std::int64_t depth = 0;  // tokens before them
+  double seconds = 0.0;    // of the best repeat
+  double flops = 0.0;      // per second
+  double bytes = 0.0;      // per second; decode only
 
   double tokens_per_second() const { return static_cast<double>(tokens) / seconds; }
 };
@@ -81,25 +82,27 @@ Speed measure_prefill(Session& session, const engine::StreamOptions& options) {
   return speed;
 }
 
-Speed measure_decode(Session& session, const engine::StreamOptions& options) {
-  const std::int64_t total_tokens = fit(kDecodePrompt + kDecodeTokens, session, options);
-  const std::int64_t prompt = std::min(kDecodePrompt, total_tokens / 2);
+Speed measure_decode(Session& session, const engine::StreamOptions& options, std::int64_t depth_tokens) {
+  const std::int64_t total_tokens = fit(depth_tokens + kDecodeTokens, session, options);
+  const std::int64_t prompt =
+      std::min(depth_tokens, std::max(total_tokens / 2, total_tokens - kDecodeTokens));
   if (prompt == 0) {
     throw Error(ErrorCode::unsupported, "a context of one token leaves nothing to decode", "give --window M");
   }
   Speed speed;
   speed.tokens = total_tokens - prompt;
+  speed.depth = prompt;
   const std::vector<std::int32_t> ids = some_tokens(total_tokens, session.config().vocabulary);
   const std::span<const std::int32_t> all(ids);
   const Stopwatch total;
   engine::StreamReport report;
-  for (bool first = true; first || total.seconds() < kLeastSeconds; first = false) {
+  for (int repeat = 0; repeat < kLeastRepeats || total.seconds() < kLeastSeconds; ++repeat) {
     engine::Stream stream(*session.loaded.model, options, session.pool);
     feed(stream, all.first(static_cast<std::size_t>(prompt)));
     const Stopwatch watch;
     for (std::int64_t t = prompt; t < total_tokens; ++t)
       feed(stream, all.subspan(static_cast<std::size_t>(t), 1));
-    speed.seconds = first ? watch.seconds() : std::min(speed.seconds, watch.seconds());
+    speed.seconds = repeat == 0 ? watch.seconds() : std::min(speed.seconds, watch.seconds());
     report = stream.report();
   }
   const auto passes = static_cast<double>(speed.tokens);
@@ -141,7 +144,8 @@ void print_json(const BenchArgs& args, Session& session, const Ceilings& ceiling
                        {"percent_of_fp32_fma", percent(prefill.flops, ceilings.fp32_flops)},
                        {"percent_of_bf16_dot", percent(prefill.flops, ceilings.bf16_flops)},
                        {"percent_of_int8_dot", percent(prefill.flops, ceilings.int8_ops)}};
-  object["decode"] = {{"tokens", decode.tokens},
+  object["decode"] = {{"depth", decode.depth},
+                      {"tokens", decode.tokens},
                       {"seconds", decode.seconds},
                       {"tokens_per_s", decode.tokens_per_second()},
                       {"gflop_per_s", decode.flops / 1e9},
@@ -173,7 +177,7 @@ void print_text(const BenchArgs& args, Session& session, const Ceilings& ceiling
                       prefill.flops / 1e9, share("fp32 FMA", prefill.flops, ceilings.fp32_flops),
                       share("bf16 dot", prefill.flops, ceilings.bf16_flops),
                       share("int8 dot", prefill.flops, ceilings.int8_ops));
-  text += fmt::format("decode, {} tokens at a short context\n", decode.tokens);
+  text += fmt::format("decode, {} tokens after {}\n", decode.tokens, decode.depth);
   text += fmt::format("  {:.1f} tokens/s, {:.1f} GB/s{}, {:.1f} GFLOP/s\n", decode.tokens_per_second(),
                       decode.bytes / 1e9, share("memory read", decode.bytes, ceilings.read_bytes_per_second),
                       decode.flops / 1e9);
@@ -188,7 +192,7 @@ int run(const BenchArgs& args) {
   const Ceilings ceilings = measure_ceilings(session.pool);
   print_note("measuring prefill and decode");
   const Speed prefill = measure_prefill(session, args.model.stream);
-  const Speed decode = measure_decode(session, args.model.stream);
+  const Speed decode = measure_decode(session, args.model.stream, args.depth_tokens);
   if (args.json) {
     print_json(args, session, ceilings, prefill, decode);
   } else {

@@ -138,6 +138,9 @@ class Stream(CliTest):
         found = self.json("bench", small)
         ceilings, prefill, decode = found["ceilings"], found["prefill"], found["decode"]
         self.assertEqual((prefill["tokens"], found["compute"]), (100, "fast"))
+        self.assertEqual((decode["depth"], decode["tokens"]), (32, 64))
+        deep = self.json("bench", small, "--depth", "90")["decode"]
+        self.assertEqual((deep["depth"], deep["tokens"]), (50, 50), "what the context has room for")
         self.assertGreater(ceilings["read_gb_per_s"], 0.1)
         self.assertGreater(ceilings["fp32_fma_gflop_per_s"], 0.1)
         for part in (prefill, decode):
