@@ -16,9 +16,12 @@ namespace {
 
 using cpu::Activations;
 
-// Panels of rows stay in L2 while a block of tokens, whose activations fit beside them, passes over them.
-constexpr std::int64_t kPanelRows = 64;
-constexpr std::int64_t kPanelTokens = 128;
+// Panels of one token are read once, so they are long; the rows of others stay in the nearer caches while many tokens pass
+// over them. Tokens in float, of which a few rows at a time ask again and again, should stay there beside them.
+constexpr std::int64_t kOneTokenRows = 512;
+constexpr std::int64_t kPanelRows = cpu::kRowsAtOnce;
+constexpr std::int64_t kPanelTokens = 512;
+constexpr std::int64_t kPanelFloatTokens = 128;
 
 cpu::Weights kind(DType dtype) {
   switch (dtype) {
@@ -55,12 +58,12 @@ cpu::Weights kind(DType dtype) {
 
 Activations form(DType dtype, Compute compute) {
   if (compute == Compute::fp32) return Activations::f32;
-  if (is_quantised(dtype)) return cpu::int8_form(kind(dtype));
+  if (is_quantised(dtype)) return Activations::int8;
   if (dtype == DType::bf16 && cpu::kernel().has_bf16_dots) return Activations::bf16;
   return Activations::f32;
 }
 
-constexpr std::int64_t kForms = 4;
+constexpr std::int64_t kForms = 3;
 
 // Activations in every form that some product of the call wants.
 class Inputs {
@@ -91,12 +94,13 @@ class Inputs {
     const std::int64_t blocks = to.padded / cpu::kBlock;
     to.row_bytes = to.padded * (form == Activations::bf16 ? 2 : 1);
     const std::int64_t factors =
-        form == Activations::bf16 ? 0 : tokens_ * blocks * 3;  // two scales and a sum
+        form == Activations::bf16 ? 0 : tokens_ * blocks * 4;  // a scale and three sums
     std::byte* bytes = memory[static_cast<std::size_t>(form)].at_least(
         static_cast<std::size_t>(tokens_ * to.row_bytes + 4 * factors));
     to.data = bytes;
     to.scale = reinterpret_cast<const float*>(bytes + tokens_ * to.row_bytes);
-    to.scaled_sum = to.scale + tokens_ * blocks * 2;
+    to.scaled_sum = to.scale + tokens_ * blocks;
+    to.half_sum = reinterpret_cast<const std::int32_t*>(to.scaled_sum + tokens_ * blocks);
     constexpr std::int64_t kTokensPerTask = 32;
     pool.parallel_for((tokens_ + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
       cpu::Prepared part =
@@ -112,8 +116,9 @@ class Inputs {
     part.tokens = count;
     part.data += first * whole.row_bytes;
     if (whole.scale != nullptr) {
-      part.scale += first * (whole.padded / 16);
+      part.scale += first * (whole.padded / cpu::kBlock);
       part.scaled_sum += first * (whole.padded / cpu::kBlock);
+      part.half_sum += first * (whole.padded / cpu::kBlock * 2);
     }
     return part;
   }
@@ -178,16 +183,17 @@ void linear(const float* x, std::int64_t x_stride, std::int64_t tokens, std::spa
   // Rows per panel: fewer for small products, so that every thread has several.
   std::int64_t total_rows = 0;
   for (const LinearOutput& output : outputs) total_rows += output.weight->outputs;
-  const std::int64_t fair = (total_rows / (4 * pool.threads()) + 3) / 4 * 4;
-  const std::int64_t panel_rows = std::clamp<std::int64_t>(fair, 4, tokens == 1 ? 512 : kPanelRows);
+  const std::int64_t fair = (total_rows / (4 * pool.threads()) + kPanelRows - 1) / kPanelRows * kPanelRows;
+  const std::int64_t panel_rows = std::clamp(fair, kPanelRows, tokens == 1 ? kOneTokenRows : kPanelRows);
 
   std::vector<Task> tasks;
   for (const LinearOutput& output : outputs) {
     const cpu::Prepared& form_of = prepared.get(form(output.weight->dtype, compute), pool);
-    for (std::int64_t token = 0; token < tokens; token += kPanelTokens) {
+    const std::int64_t panel_tokens = form_of.form == Activations::f32 ? kPanelFloatTokens : kPanelTokens;
+    for (std::int64_t token = 0; token < tokens; token += panel_tokens) {
       for (std::int64_t row = 0; row < output.weight->outputs; row += panel_rows) {
         tasks.push_back({&output, &form_of, row, std::min(panel_rows, output.weight->outputs - row), token,
-                         std::min(kPanelTokens, tokens - token)});
+                         std::min(panel_tokens, tokens - token)});
       }
     }
   }

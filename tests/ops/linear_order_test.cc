@@ -53,50 +53,25 @@ Block quantise(const float* x) {
   return block;
 }
 
-// Where in 64 elements the unpacked element i lies: in place, or, in formats whose byte i holds the elements i and i + 16 of
-// a block, the low halves of both blocks, then the high ones.
-std::size_t stored(DType dtype, std::size_t i) {
-  switch (dtype) {
-    case DType::q4_0:
-    case DType::q4_1:
-    case DType::q5_0:
-    case DType::q5_1:
-    case DType::mxfp4:
-      return i % 16 + i / 16 % 2 * 32 + i / 32 * 16;
-    default:
-      return i;
-  }
-}
-
 bool has_min(DType dtype) {
   return dtype == DType::q4_1 || dtype == DType::q5_1 || dtype == DType::q4_k || dtype == DType::q5_k;
 }
 
-// int8: of each 64 elements a lane takes four, in unpacked order. Their exact dot, times d_w d_a rounded once, joins the lane
-// by a fused product; m of block b times the scaled sum of the activations joins the lane b mod 16 of the offsets.
+// int8: one chain for each output. Of every block, the exact dot of the elements that share a scale (all 32, or 16) times
+// d_w d_a, rounded once, joins by a fused product; then m times the scaled sum of the activations.
 float int8_product(DType dtype, const Element* row, std::size_t inputs, const float* x) {
-  Lanes sum{}, offsets{};
-  std::vector<Block> blocks;
-  for (std::size_t b = 0; b < inputs / 32; ++b) {
-    blocks.push_back(quantise(x + 32 * b));
-    float& to = offsets[b % 16];
-    if (has_min(dtype)) to = joined(row[32 * b].m, blocks[b].scaled_sum, to);
-  }
-  for (std::size_t group = 0; group < inputs; group += 64) {
-    for (std::size_t lane = 0; lane < 16; ++lane) {
+  const std::size_t scaled = dtype == DType::q6_k ? 16 : 32;
+  float sum = 0;
+  for (std::size_t begin = 0; begin < inputs; begin += 32) {
+    const Block block = quantise(x + begin);
+    for (std::size_t part = 0; part < 32; part += scaled) {
       int dot = 0;
-      float d_w = 0, d_a = 0;
-      for (std::size_t i = 4 * lane; i < 4 * lane + 4; ++i) {
-        const std::size_t at = group + stored(dtype, i);
-        if (at >= inputs) continue;  // the second of two blocks that is not there
-        dot += row[at].q * blocks[at / 32].q[at % 32];
-        d_w = row[at].d;
-        d_a = blocks[at / 32].d;
-      }
-      sum[lane] = joined(static_cast<float>(dot), d_w * d_a, sum[lane]);
+      for (std::size_t i = part; i < part + scaled; ++i) dot += row[begin + i].q * block.q[i];
+      sum = joined(static_cast<float>(dot), row[begin + part].d * block.d, sum);
     }
+    if (has_min(dtype)) sum = joined(row[begin].m, block.scaled_sum, sum);
   }
-  return has_min(dtype) ? fold(sum) + fold(offsets) : fold(sum);
+  return sum;
 }
 
 class LinearOrder : public KernelTest {};

@@ -1,9 +1,11 @@
-// How every quantised block unpacks: 64 elements at a time as unsigned bytes q, with the factors that make values of them:
+// How one row's quantised blocks become floats: 64 elements at a time as unsigned bytes q, with the factors that make values
+// of them:
 //   value = d (q - kBias) + m
 // with one d for each 16 elements of the unpacked order and one m for each block of 32.
 #pragma once
 
 #include "ops/cpu/bytes.h"
+#include "ops/cpu/groups.h"
 
 namespace basin::ops::cpu::BASIN_TARGET {
 namespace {
@@ -18,6 +20,7 @@ struct Factors {
 /// [low of the first, low of the second, high of the first, high of the second]. The second may be null: zeros.
 struct NibbleBlocks {
   static constexpr std::int64_t kElements = 32;
+  static constexpr bool kNibbles = true;
 
   template <int kAt>  // byte of the block where the nibbles begin
   static BASIN_INLINE Bytes nibbles(const std::byte* first, const std::byte* second) {
@@ -101,8 +104,6 @@ struct Format<Weights::mxfp4> : NibbleBlocks {
   static constexpr std::int64_t kBytes = 17;
   static constexpr int kBias = 12;
   static constexpr bool kHasMin = false;
-  // Twice an e2m1 value, and kBias: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives.
-  static constexpr std::uint8_t kTwice[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
   // Half of 2^(e - 127); the smallest two are subnormal.
   static BASIN_INLINE float half_scale(const std::byte* block) {
     const auto e = static_cast<std::uint32_t>(block[0]);
@@ -113,13 +114,14 @@ struct Format<Weights::mxfp4> : NibbleBlocks {
   }
   static BASIN_INLINE Bytes unpack(const std::byte* first, const std::byte* second, Factors& f) {
     alternate(half_scale, first, second, f.d);
-    return lookup(kTwice, nibbles<1>(first, second));
+    return lookup(kTwiceE2m1, nibbles<1>(first, second));
   }
 };
 
 template <>
 struct Format<Weights::q8_0> {
   static constexpr std::int64_t kElements = 32;
+  static constexpr bool kNibbles = false;
   static constexpr std::int64_t kBytes = 34;
   static constexpr int kBias = 128;
   static constexpr bool kHasMin = false;
@@ -135,6 +137,7 @@ struct Format<Weights::q8_0> {
 /// Blocks of 256, unpacked by quarters in stored order.
 struct SuperBlocks {
   static constexpr std::int64_t kElements = 256;
+  static constexpr bool kNibbles = false;
 };
 
 // Eight pairs of 6-bit integers in 12 bytes (q4_k, q5_k), times d and -m: one d for each 16 elements, one m for each 32.
@@ -251,12 +254,11 @@ void widen_group(const std::byte* q, bool nibbles, int bias, const float* d, con
 template <Weights kWeights>
 void widen_row(const std::byte* row, std::int64_t inputs, float* out) {
   using F = Format<kWeights>;
-  constexpr bool kNibbles = int8_form(kWeights) == Activations::int8_nibbles;
   each_group<F>(row, inputs,
                 [&](std::int64_t group, const Bytes& q, const float* d, const float* m) BASIN_LAMBDA {
                   alignas(64) std::byte bytes[64];
                   store_bytes(q, bytes);
-                  widen_group(bytes, kNibbles, F::kBias, d, F::kHasMin ? m : nullptr, inputs - group * 64,
+                  widen_group(bytes, F::kNibbles, F::kBias, d, F::kHasMin ? m : nullptr, inputs - group * 64,
                               out + group * 64);
                 });
 }

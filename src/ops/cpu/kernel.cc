@@ -1,6 +1,7 @@
 // The kernels of ops, compiled once per CPU target.
 #include "ops/cpu/kernel.h"
 
+#include "ops/cpu/bf16.h"
 #include "ops/cpu/int8.h"
 #include "ops/cpu/plain.h"
 #include "ops/cpu/vec.h"
@@ -24,9 +25,10 @@ void prepare(const float* x, std::int64_t x_stride, const Prepared& to) {
         __builtin_memcpy(row + 2 * k, &half, 2);
       }
     } else {
-      quantise_row(from, to.inputs, to.padded, to.form == Activations::int8_nibbles, row,
-                   const_cast<float*>(to.scale) + t * (to.padded / 16),
-                   const_cast<float*>(to.scaled_sum) + t * (to.padded / kBlock));
+      const std::int64_t blocks = to.padded / kBlock;
+      quantise_row(from, to.inputs, to.padded, row, const_cast<float*>(to.scale) + t * blocks,
+                   const_cast<float*>(to.scaled_sum) + t * blocks,
+                   const_cast<std::int32_t*>(to.half_sum) + t * blocks * 2);
     }
   }
 }
@@ -72,6 +74,9 @@ BASIN_INLINE void with_constant(Weights weights, const Body& body) {
 }
 
 void panel(const Panel& p) {
+#if defined(__AVX512BF16__)
+  if (p.x.form == Activations::bf16) return bf16_panel(p);
+#endif
   with_constant(p.weights, [&](auto weights) BASIN_LAMBDA {
     if constexpr (is_plain(weights.value)) {
       plain_panel<weights.value>(p);
@@ -91,18 +96,6 @@ void widen(Weights weights, const std::byte* row, std::int64_t inputs, float* ou
       widen_row<constant.value>(row, inputs, out);
     }
   });
-}
-
-// Sixteen floats of which the first `count` exist; the others are `fill`.
-BASIN_INLINE F16 load_some(const float* p, std::int64_t count, float fill) {
-  alignas(64) float x[kLanes];
-  for (int i = 0; i < kLanes; ++i) x[i] = i < count ? p[i] : fill;
-  return load(x);
-}
-BASIN_INLINE void store_some(const F16& v, float* p, std::int64_t count) {
-  alignas(64) float x[kLanes];
-  store(v, x);
-  for (int i = 0; i < count; ++i) p[i] = x[i];
 }
 
 // Calls body(load, store, offset) for every sixteen elements and for the rest.

@@ -8,32 +8,17 @@
 
 namespace basin::ops::cpu {
 
-inline constexpr int kBlock = 32;        // elements of a block of int8 activations
-inline constexpr int kMaxPanelRows = 4;  // weight rows that are unpacked or widened together
+inline constexpr int kBlock = 32;       // elements of a block of int8 activations
+inline constexpr int kRowsAtOnce = 32;  // panels of a multiple of this many rows are multiplied fastest
 
 enum class Weights { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, mxfp4 };
 
 /// Form of the activations of one product.
 enum class Activations {
-  f32,           // as given
-  bf16,          // rounded to nearest even
-  int8,          // blocks of 32 with a float scale
-  int8_nibbles,  // the same; of each 64 elements i: 0..15, 32..47, 16..31, 48..63, as q4_0 and its like unpack
+  f32,   // as given
+  bf16,  // rounded to nearest even
+  int8,  // blocks of 32 with a float scale
 };
-
-/// How int8 activations lie for quantised weights.
-constexpr Activations int8_form(Weights weights) {
-  switch (weights) {
-    case Weights::q4_0:
-    case Weights::q4_1:
-    case Weights::q5_0:
-    case Weights::q5_1:
-    case Weights::mxfp4:
-      return Activations::int8_nibbles;
-    default:
-      return Activations::int8;
-  }
-}
 
 /// Activations in the form a product wants, made once per call and shared by its products. Rows are `row_bytes` apart.
 struct Prepared {
@@ -43,8 +28,9 @@ struct Prepared {
   std::int64_t padded;    // inputs rounded up to 64; what is beyond `inputs` is zero
   const std::byte* data;  // [tokens] rows of float, bf16 or int8
   std::int64_t row_bytes;
-  const float* scale;       // int8: [tokens, padded / 16], for each 16 elements in the order of data
-  const float* scaled_sum;  // int8: [tokens, padded / 32] scale * sum of the block
+  const float* scale;            // int8: [tokens, padded / 32]
+  const float* scaled_sum;       // int8: [tokens, padded / 32] scale * sum of the block
+  const std::int32_t* half_sum;  // int8: [tokens, padded / 16] sums of sixteen
 };
 
 /// y[t, r] for rows [0, rows) and tokens [0, tokens) of one panel.
@@ -54,7 +40,7 @@ struct Panel {
   std::int64_t row_bytes;
   std::int64_t rows;
   const float* bias;  // [rows], may be null
-  Prepared x;         // data, scale and scaled_sum point at the panel's first token
+  Prepared x;         // data, scale and the sums point at the panel's first token
   float* y;           // [tokens, rows], rows y_stride apart
   std::int64_t y_stride;
   float* scratch;  // scratch_floats(inputs) floats, 64-byte aligned
@@ -63,7 +49,7 @@ struct Panel {
 struct Kernel {
   bool has_bf16_dots;
 
-  /// Converts `tokens` rows of x. data, scale and scaled_sum of `to` are written (const is cast away by the kernel).
+  /// Converts `tokens` rows of x. data, scale and the sums of `to` are written (const is cast away by the kernel).
   void (*prepare)(const float* x, std::int64_t x_stride, const Prepared& to);
 
   void (*panel)(const Panel& panel);
@@ -81,9 +67,10 @@ struct Kernel {
   double (*log_sum_exp)(const float* x, std::int64_t count);
 };
 
-/// Floats of scratch a panel needs: widened rows, or unpacked ones, which take less.
+/// Floats of scratch a panel needs: kRowsAtOnce rows unpacked, to two bytes an element or one and two scales and an offset for
+/// each 32, and a copy of up to sixteen stored ones; widened rows take less.
 constexpr std::int64_t scratch_floats(std::int64_t padded_inputs) {
-  return kMaxPanelRows * (padded_inputs + 64);
+  return kRowsAtOnce * padded_inputs / 2 + 8 * padded_inputs;
 }
 
 Kernel kernel(generic::Target);

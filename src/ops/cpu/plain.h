@@ -1,5 +1,4 @@
-// Products in float (and in bf16 pairs, where the target has them): lane k mod 16 sums its elements ascending, then
-// the lanes are folded 8-4-2-1. In bf16 pairs, lane (k / 2) mod 16 sums pair dots.
+// Products in float: lane k mod 16 sums its elements ascending, then the lanes are folded 8-4-2-1.
 #pragma once
 
 #include "ops/cpu/blocks.h"
@@ -60,50 +59,13 @@ BASIN_INLINE void float_tile(const Panel& panel, const std::byte* weight, std::i
   finish_tile<R, T>(panel, sum, row, token);
 }
 
-#if defined(__AVX512BF16__)
-template <int R, int T>
-BASIN_INLINE void bf16_tile(const Panel& panel, const std::byte* weight, std::int64_t row_bytes,
-                            std::int64_t row, std::int64_t token) {
-  const std::byte* x = panel.x.data + token * panel.x.row_bytes;
-  F16 sum[R][T];
-  unroll<R>([&](auto r) BASIN_LAMBDA { unroll<T>([&](auto t) BASIN_LAMBDA { sum[r][t] = set(0.0f); }); });
-  const auto step = [&](std::int64_t k, __mmask32 mask) BASIN_LAMBDA {
-    __m512i w[R];
-    unroll<R>([&](auto r)
-                  BASIN_LAMBDA { w[r] = load_masked<std::uint16_t>(mask, weight + r * row_bytes + 2 * k); });
-    unroll<T>([&](auto t) BASIN_LAMBDA {
-      const __m512i a = _mm512_loadu_si512(x + t * panel.x.row_bytes + 2 * k);  // padded with zeros
-      unroll<R>([&](auto r) BASIN_LAMBDA {
-        sum[r][t].part[0].raw = _mm512_dpbf16_ps(sum[r][t].part[0].raw, reinterpret_cast<__m512bh>(w[r]),
-                                                 reinterpret_cast<__m512bh>(a));
-      });
-    });
-  };
-  std::int64_t k = 0;
-  for (; k + 32 <= panel.x.inputs; k += 32) step(k, ~__mmask32{0});
-  if (k < panel.x.inputs) step(k, (__mmask32{1} << static_cast<unsigned>(panel.x.inputs - k)) - 1);
-  finish_tile<R, T>(panel, sum, row, token);
-}
-#endif
-
-template <Weights kWeights, int R, int T>
-BASIN_INLINE void any_tile(const Panel& panel, const std::byte* weight, std::int64_t row_bytes,
-                           std::int64_t row, std::int64_t token) {
-#if defined(__AVX512BF16__)
-  if constexpr (kWeights == Weights::bf16) {
-    if (panel.x.form == Activations::bf16) return bf16_tile<R, T>(panel, weight, row_bytes, row, token);
-  }
-#endif
-  float_tile<kWeights, R, T>(panel, weight, row_bytes, row, token);
-}
-
 template <Weights kWeights, int R>
 void plain_rows(const Panel& panel, const std::byte* weight, std::int64_t row_bytes, std::int64_t row) {
   constexpr int kTokens = kParts == 1 ? 4 : 2;
   std::int64_t t = 0;
   for (; t + kTokens <= panel.x.tokens; t += kTokens)
-    any_tile<kWeights, R, kTokens>(panel, weight, row_bytes, row, t);
-  for (; t < panel.x.tokens; ++t) any_tile<kWeights, R, 1>(panel, weight, row_bytes, row, t);
+    float_tile<kWeights, R, kTokens>(panel, weight, row_bytes, row, t);
+  for (; t < panel.x.tokens; ++t) float_tile<kWeights, R, 1>(panel, weight, row_bytes, row, t);
 }
 
 constexpr int kPlainRows = kParts == 1 ? 4 : 2;

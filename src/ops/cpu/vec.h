@@ -11,6 +11,20 @@ namespace {
 
 using namespace basin::BASIN_TARGET;  // lanes.h
 
+constexpr int kCacheLine = 64;
+
+// Sixteen floats of which the first `count` exist; the others are `fill`.
+BASIN_INLINE F16 load_some(const float* p, std::int64_t count, float fill) {
+  alignas(64) float x[kLanes];
+  for (int i = 0; i < kLanes; ++i) x[i] = i < count ? p[i] : fill;
+  return load(x);
+}
+BASIN_INLINE void store_some(const F16& v, float* p, std::int64_t count) {
+  alignas(64) float x[kLanes];
+  store(v, x);
+  for (int i = 0; i < count; ++i) p[i] = x[i];
+}
+
 // The sum of the lanes, folded 8-4-2-1.
 BASIN_INLINE float fold(const F16& a) {
   alignas(64) float x[kLanes];

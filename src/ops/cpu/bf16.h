@@ -1,0 +1,158 @@
+// Products of bf16 weights with bf16 activations, where the target has dots of pairs. Outputs lie in lanes, as in int8.h: each
+// is one chain of pair dots over ascending k; what the last 32 elements lack is zero.
+#pragma once
+
+#include "ops/cpu/row_group.h"
+
+#if defined(__AVX512BF16__)
+
+namespace basin::ops::cpu::BASIN_TARGET {
+namespace {
+
+constexpr std::int64_t kStep = 32;  // elements that are transposed together
+constexpr std::int64_t kStepBytes = 2 * kStep;
+constexpr std::int64_t kStepWords = kStep / 2;
+
+BASIN_INLINE F16 pair_dot(const F16& sum, const Words& pairs, std::uint32_t x) {
+  F16 r;
+  r.part[0].raw = _mm512_dpbf16_ps(sum.part[0].raw, reinterpret_cast<__m512bh>(pairs.all),
+                                   reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
+  return r;
+}
+
+// Calls put(Index<w>(), the pairs w of sixteen rows) for the elements of a step, the first of them at p. Every line is read
+// once: rows a multiple of 4 KB apart compete for the same few places of the nearest cache.
+template <typename Put>
+BASIN_INLINE void transpose_step(const std::byte* p, std::ptrdiff_t stride, const Put& put) {
+  __m512i a[16], b[16];
+  unroll<16>([&](auto i) BASIN_LAMBDA { a[i] = _mm512_loadu_si512(p + i * stride); });
+  unroll<8>([&](auto i) BASIN_LAMBDA {
+    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+  });
+  // a[4 q + c]: in 128-bit lane l, pair 4 l + c of rows 4 q .. 4 q + 3.
+  unroll<4>([&](auto q) BASIN_LAMBDA {
+    a[4 * q] = _mm512_unpacklo_epi64(b[4 * q], b[4 * q + 2]);
+    a[4 * q + 1] = _mm512_unpackhi_epi64(b[4 * q], b[4 * q + 2]);
+    a[4 * q + 2] = _mm512_unpacklo_epi64(b[4 * q + 1], b[4 * q + 3]);
+    a[4 * q + 3] = _mm512_unpackhi_epi64(b[4 * q + 1], b[4 * q + 3]);
+  });
+  // b[4 n + c], of rows 8 (n / 2) .. 8 (n / 2) + 7: lanes 0 and 2 of both for even n, 1 and 3 for odd.
+  unroll<4>([&](auto c) BASIN_LAMBDA {
+    b[c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    b[4 + c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+    b[8 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    b[12 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+  });
+  unroll<4>([&](auto c) BASIN_LAMBDA { put(c, Words{_mm512_shuffle_i32x4(b[c], b[8 + c], 0x88)}); });
+  unroll<4>([&](auto c) BASIN_LAMBDA {
+    put(Index<4 + c>(), Words{_mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0x88)});
+  });
+  unroll<4>([&](auto c)
+                BASIN_LAMBDA { put(Index<8 + c>(), Words{_mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd)}); });
+  unroll<4>([&](auto c) BASIN_LAMBDA {
+    put(Index<12 + c>(), Words{_mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0xdd)});
+  });
+}
+
+// The same for what is left of `inputs` elements after the whole steps.
+template <typename Put>
+BASIN_INLINE void transpose_rest(const RowGroup& group, std::int64_t inputs, const Put& put) {
+  alignas(64) std::byte rest[kGroupRows * kStepBytes] = {};
+  const std::int64_t whole = inputs / kStep * kStep;
+  for (int r = 0; r < kGroupRows; ++r)
+    __builtin_memcpy(rest + r * kStepBytes, group.rows + r * group.row_bytes + 2 * whole,
+                     static_cast<std::size_t>(2 * (inputs - whole)));
+  transpose_step(rest, kStepBytes, put);
+}
+
+// One token times G groups, which are read together so that one chain need not wait for itself.
+template <int G>
+void multiply_bf16(const Panel& panel, const RowGroup (&group)[G]) {
+  const std::int64_t inputs = panel.x.inputs, whole = inputs / kStep;
+  F16 sum[G];
+  unroll<G>([&](auto g) BASIN_LAMBDA { sum[g] = set(0.0f); });
+  const auto join = [&](std::int64_t step, auto g) BASIN_LAMBDA {
+    const Ahead<kStepBytes, kStepWords> ahead(group[g], G, step * kStepBytes);
+    return [&sum, ahead, x = panel.x.data + step * kStepBytes](auto w, const Words& pairs) BASIN_LAMBDA {
+      F16& to = sum[decltype(g)::value];
+      to = pair_dot(to, pairs, word_at(x + 4 * w));
+      ahead.template fetch<decltype(w)::value>();
+    };
+  };
+  for (std::int64_t s = 0; s < whole; ++s) {
+    unroll<G>([&](auto g) BASIN_LAMBDA {
+      transpose_step(group[g].rows + s * kStepBytes, group[g].row_bytes, join(s, g));
+    });
+  }
+  unroll<G>([&](auto g) BASIN_LAMBDA {
+    if (whole * kStep < inputs) transpose_rest(group[g], inputs, join(whole, g));
+    finish_group(panel, group[g], 0, sum[g]);
+  });
+}
+
+// Pairs of a group, those of each step behind those of the one before.
+BASIN_INLINE void pack_bf16(const RowGroup& group, std::int64_t inputs, std::byte* to) {
+  const std::int64_t whole = inputs / kStep;
+  const auto keep = [&](std::int64_t step) BASIN_LAMBDA {
+    return [to = to + step * kStepWords * kWordsBytes](auto w, const Words& pairs)
+               BASIN_LAMBDA { store_words(pairs, to + w * kWordsBytes); };
+  };
+  for (std::int64_t s = 0; s < whole; ++s)
+    transpose_step(group.rows + s * kStepBytes, group.row_bytes, keep(s));
+  if (whole * kStep < inputs) transpose_rest(group, inputs, keep(whole));
+}
+
+template <int G, int T>
+BASIN_INLINE void bf16_tile(const Panel& panel, const std::byte* const (&packed)[G],
+                            const RowGroup (&group)[G], std::int64_t token) {
+  const std::byte* x = panel.x.data + token * panel.x.row_bytes;
+  const std::int64_t words = (panel.x.inputs + kStep - 1) / kStep * kStepWords;
+  F16 sum[G][T];
+  unroll<G>([&](auto g) BASIN_LAMBDA { unroll<T>([&](auto t) BASIN_LAMBDA { sum[g][t] = set(0.0f); }); });
+  for (std::int64_t w = 0; w < words; ++w) {
+    Words pairs[G];
+    unroll<G>([&](auto g) BASIN_LAMBDA { pairs[g] = load_words(packed[g] + w * kWordsBytes); });
+    unroll<T>([&](auto t) BASIN_LAMBDA {
+      const std::uint32_t a = word_at(x + t * panel.x.row_bytes + w * 4);
+      unroll<G>([&](auto g) BASIN_LAMBDA { sum[g][t] = pair_dot(sum[g][t], pairs[g], a); });
+    });
+  }
+  unroll<T>([&](auto t) BASIN_LAMBDA {
+    unroll<G>([&](auto g) BASIN_LAMBDA { finish_group(panel, group[g], token + t, sum[g][t]); });
+  });
+}
+
+void bf16_panel(const Panel& panel) {
+  constexpr int kGroups = 2, kTokens = 12;  // 24 sums, two words and what they meet
+  static_assert(kGroups * kGroupRows == kRowsAtOnce);
+  const std::int64_t packed_floats = (panel.x.inputs + kStep - 1) / kStep * kStepWords * kLanes;
+  float* const copy = panel.scratch + kGroups * packed_floats;
+  const auto run = [&](std::int64_t row, auto groups) BASIN_LAMBDA {
+    RowGroup group[groups];
+    for (int g = 0; g < groups; ++g) group[g] = group_at(panel, row + g * kGroupRows, copy);
+    if (panel.x.tokens == 1) return multiply_bf16<groups>(panel, group);
+    const std::byte* packed[groups];
+    for (int g = 0; g < groups; ++g) {
+      auto* to = reinterpret_cast<std::byte*>(panel.scratch + g * packed_floats);
+      pack_bf16(group[g], panel.x.inputs, to);
+      packed[g] = to;
+    }
+    std::int64_t t = 0;
+    for (; t + kTokens <= panel.x.tokens; t += kTokens) bf16_tile<groups, kTokens>(panel, packed, group, t);
+    for (; t + 4 <= panel.x.tokens; t += 4) bf16_tile<groups, 4>(panel, packed, group, t);
+    for (; t < panel.x.tokens; ++t) bf16_tile<groups, 1>(panel, packed, group, t);
+  };
+  for (std::int64_t row = 0; row < panel.rows; row += kRowsAtOnce) {
+    if (panel.rows - row > kGroupRows) {
+      run(row, Index<kGroups>());
+    } else {
+      run(row, Index<1>());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace basin::ops::cpu::BASIN_TARGET
+
+#endif
