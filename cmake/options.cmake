@@ -20,6 +20,13 @@ if(BASIN_FUZZ AND NOT (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMP
                       "${CMAKE_CXX_COMPILER_VERSION}. Set CMAKE_CXX_COMPILER, or leave BASIN_FUZZ off.")
 endif()
 
+# fmt is compiled in: who links an installed library does not need it. Not so under the sanitizers, where its headers would take
+# nine tenths of the time.
+set(BASIN_FMT $<BUILD_INTERFACE:fmt::fmt-header-only>)
+if(BASIN_SANITIZE OR BASIN_FUZZ)
+  set(BASIN_FMT fmt::fmt)
+endif()
+
 function(basin_target_options target)
   target_compile_features(${target} PUBLIC cxx_std_20)  # for those who link the installed library
   target_compile_options(${target} PRIVATE ${BASIN_WARNINGS} $<$<COMPILE_LANGUAGE:CXX>:${BASIN_CXX_WARNINGS}>)
@@ -33,6 +40,7 @@ function(basin_target_options target)
   if(BASIN_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=address,undefined -fno-sanitize-recover=all
                                             -fno-omit-frame-pointer)
+    target_compile_definitions(${target} PRIVATE _GLIBCXX_ASSERTIONS)
     target_link_options(${target} PUBLIC -fsanitize=address,undefined)
   endif()
   if(BASIN_FUZZ)
@@ -50,8 +58,7 @@ function(basin_module name)
   set_target_properties(basin_${name} PROPERTIES EXPORT_NAME ${name})
   basin_target_options(basin_${name})
   list(TRANSFORM arg_DEPENDS PREPEND basin_)
-  # fmt is compiled in; who links an installed library does not need it.
-  target_link_libraries(basin_${name} PUBLIC ${arg_DEPENDS} PRIVATE $<BUILD_INTERFACE:fmt::fmt-header-only> ${arg_LINK})
+  target_link_libraries(basin_${name} PUBLIC ${arg_DEPENDS} PRIVATE ${BASIN_FMT} ${arg_LINK})
 endfunction()
 
 # basin_test(name SOURCES a.cc ... DEPENDS modules [LINK libraries] [LABELS labels] [ENVIRONMENT A=B] [PER_TARGET]):
@@ -63,7 +70,7 @@ function(basin_test name)
   basin_target_options(${name})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   list(TRANSFORM arg_DEPENDS PREPEND basin_)
-  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} fmt::fmt-header-only GTest::gmock_main ${arg_LINK})
+  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} ${BASIN_FMT} GTest::gmock_main ${arg_LINK})
   target_compile_definitions(${name} PRIVATE BASIN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   if(NOT arg_PER_TARGET)
     basin_discover_tests(${name} LABELS ${arg_LABELS} ENVIRONMENT ${arg_ENVIRONMENT})
@@ -104,7 +111,7 @@ function(basin_bench name)
   add_executable(${name} ${arg_SOURCES})
   basin_target_options(${name})
   list(TRANSFORM arg_DEPENDS PREPEND basin_)
-  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} fmt::fmt-header-only benchmark::benchmark)
+  target_link_libraries(${name} PRIVATE ${arg_DEPENDS} ${BASIN_FMT} benchmark::benchmark)
 endfunction()
 
 # basin_cpu_kernels(module source.cc ...): compiles each source once per CPU target and adds the objects to
@@ -112,9 +119,11 @@ endfunction()
 # namespace basin::...::BASIN_TARGET; Highway's static dispatch follows the flags. Such a source must not emit
 # inline or template functions of shared headers (the linker would keep one copy, built for any target), so it
 # includes only plain declarations, intrinsics and Highway; tools/check_kernel_symbols.py holds it to that.
-# Under the sanitizers the references of inlined lambdas to each other's locals are not checked (use after scope, null):
-# they are most of a kernel, and GCC takes more than two minutes over them, and 25 s without. All reads and writes of
-# memory, shifts, overflows and alignment are checked as elsewhere. Debug information is line numbers only.
+# Under the sanitizers kernels are held to what a wrong kernel does: every read and write of memory by the address sanitizer,
+# and overflows, shifts, divisions and bounds. Not checked are the references of inlined lambdas to each other's locals
+# (use after scope, null), which are most of a kernel, nor what the address sanitizer sees anyway, at the access itself
+# (pointer-overflow, object-size): with them GCC takes minutes for a kernel and a target, without them 30 s. For the same reason
+# alignment is checked on the generic target alone.
 function(basin_cpu_kernels module)
   set(flags_generic "")
   set(flags_avx2 -march=haswell -mtune=generic)
@@ -127,7 +136,11 @@ function(basin_cpu_kernels module)
                                HWY_DISABLE_PCLMUL_AES=1)  # -march=haswell has no AES, which we never use
     target_compile_options(${objects} PRIVATE ${flags_${target}})
     if(BASIN_SANITIZE OR BASIN_FUZZ)
-      target_compile_options(${objects} PRIVATE -g1 -fno-sanitize=null -fno-sanitize-address-use-after-scope)
+      target_compile_options(${objects} PRIVATE -O2 -fno-sanitize-address-use-after-scope
+                             -fno-sanitize=null,pointer-overflow,object-size)
+      if(NOT target STREQUAL "generic")
+        target_compile_options(${objects} PRIVATE -fno-sanitize=alignment)
+      endif()
     endif()
     target_sources(basin_${module} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
