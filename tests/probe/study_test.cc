@@ -12,6 +12,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 
 #include "basin/base/error.h"
 #include "probe/npz.h"
@@ -338,8 +339,7 @@ TEST(Base64, RoundTrip) {
     std::string bytes;
     for (std::size_t i = 0; i < length; ++i) bytes += static_cast<char>(37 * i + 200);
     const std::vector<std::byte> back = decode_base64(base64(bytes));
-    ASSERT_EQ(back.size(), length);
-    EXPECT_EQ(std::memcmp(back.data(), bytes.data(), length), 0);
+    EXPECT_TRUE(std::ranges::equal(back, std::as_bytes(std::span(bytes))));
   }
 }
 
