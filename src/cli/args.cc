@@ -13,6 +13,7 @@
 
 #include "basin/base/error.h"
 #include "cli/usage_error.h"
+#include "server/http_client.h"
 #include "text/tokenizer.h"
 
 namespace basin::cli {
@@ -310,6 +311,16 @@ void add_tokenize(CLI::App& app, TokenizeArgs& args) {
   add_json(app, args.json);
 }
 
+void add_key(CLI::App& app, std::optional<std::string>& key, const char* help) {
+  const auto checked = [&key](const std::string& value) {
+    if (value.empty()) throw UsageError("--api-key is empty");
+    if (!std::all_of(value.begin(), value.end(), [](char c) { return c > ' ' && c < '\x7f'; }))
+      throw UsageError("--api-key has spaces, or characters that are not ASCII; no header can carry it");
+    key = value;
+  };
+  Options(app).word("--api-key", checked, "KEY", help);
+}
+
 void add_serve(CLI::App& app, ServeArgs& args) {
   add_common(app, args.model, false);
   Options options(app);
@@ -328,8 +339,8 @@ void add_serve(CLI::App& app, ServeArgs& args) {
       "ADDRESS", "address to listen on (default 127.0.0.1)");
   options.integer(
       "--port", 0, 65535, [&](std::int64_t n) { args.port = n; }, "port; 0 = any free one (default 8000)");
-  options.word("--api-key", not_empty("--api-key", args.api_key), "KEY",
-               "clients must send it; others see it in the list of processes, so better set BASIN_API_KEY");
+  add_key(app, args.api_key,
+          "clients must send it; others see it in the list of processes, so better set BASIN_API_KEY");
   app.add_flag("--no-auth", args.no_auth, "listen on other addresses than this machine's own without a key");
   options.word("--served-model-name", not_empty("--served-model-name", args.served_model_name), "NAME",
                "what clients call the model (default: the name of its file or folder)");
@@ -368,20 +379,15 @@ void check(const ServeArgs& args) {
   if (args.api_key && args.no_auth) throw UsageError("--api-key and --no-auth exclude each other");
 }
 
-void add_key(CLI::App& app, std::optional<std::string>& key) {
-  Options(app).word(
-      "--api-key",
-      [&key](const std::string& value) {
-        if (value.empty()) throw UsageError("--api-key is empty");
-        key = value;
-      },
-      "KEY", "key of the server (default: BASIN_API_KEY)");
-}
-
 void add_url(CLI::App& app, const std::function<void(const std::string&)>& set) {
   const auto checked = [set](const std::string& value) {
     if (value.rfind("http://", 0) != 0)
       throw UsageError(fmt::format("--url is '{}'; it must begin with http://", value));
+    try {
+      [[maybe_unused]] const server::HttpClient tried(value, "");
+    } catch (const Error& error) {
+      throw UsageError(fmt::format("--url {}", error.what()), error.hint());
+    }
     set(value);
   };
   Options(app).word("--url", checked, "URL",
@@ -391,7 +397,7 @@ void add_url(CLI::App& app, const std::function<void(const std::string&)>& set) 
 void add_chat(CLI::App& app, ChatArgs& args) {
   add_common(app, args.model, true, false);
   add_url(app, [&args](const std::string& url) { args.url = url; });
-  add_key(app, args.api_key);
+  add_key(app, args.api_key, "key of the server (default: BASIN_API_KEY)");
   Options options(app);
   options.string("--system", args.system, "TEXT", "system message; empty = none (default: the model's own)");
   options.integer(
@@ -403,8 +409,15 @@ void add_chat(CLI::App& app, ChatArgs& args) {
                "sample from the most likely tokens that hold this mass (default 1)");
 }
 
-void check(const ChatArgs& args) {
+void check(const ChatArgs& args, const CLI::App& app) {
   require_one({{"MODEL", !args.model.model.empty()}, {"--url", args.url.has_value()}});
+  for (const char* flag : {"--threads", "--chunk-tokens", "--page-tokens", "--device", "--compute"}) {
+    if (args.url && app.count(flag) > 0)
+      throw UsageError(fmt::format("{} has no meaning with --url: the server has its own", flag),
+                       fmt::format("leave {} out", flag));
+  }
+  if (args.url && app.count("--positions") > 0 && !args.model.stream.window)
+    throw UsageError("--positions without --window", "the server's own window has its own positions");
   if (args.system) require_utf8("--system", *args.system);
   if (args.api_key && !args.url) throw UsageError("--api-key without --url");
   check(args.model);
@@ -426,12 +439,12 @@ void add_bench(CLI::App& app, BenchArgs& args) {
 
 void add_bench_serve(CLI::App& app, BenchServeArgs& args) {
   add_url(app, [&args](const std::string& url) { args.url = url; });
-  add_key(app, args.api_key);
+  add_key(app, args.api_key, "key of the server (default: BASIN_API_KEY)");
   Options options(app);
   options.integer(
       "--requests", 1, 1'000'000, [&](std::int64_t n) { args.requests = n; }, "how many in all (default 32)");
   options.integer(
-      "--concurrency", 1, 4096, [&](std::int64_t n) { args.concurrency = n; },
+      "--concurrency", 1, kMostClients, [&](std::int64_t n) { args.concurrency = n; },
       "how many at once, each followed by the next (default 8)");
   options.real("--rate", args.rate, "instead: so many a second, at random times, whatever has ended");
   options.integer(
@@ -459,9 +472,13 @@ void add_bench_serve(CLI::App& app, BenchServeArgs& args) {
   app.add_flag("--json", args.json, "one JSON object a request and one at the end, each on a line");
 }
 
-void check(const BenchServeArgs& args) {
+void check(const BenchServeArgs& args, const CLI::App& app) {
   if (args.url.empty()) throw UsageError("--url is missing");
-  if (args.rate < 0) throw UsageError(fmt::format("--rate is {}; it must be 0 (off) or more", args.rate));
+  if (app.count("--rate") > 0) {
+    if (!(args.rate >= 0.001 && args.rate <= 1e6))
+      throw UsageError(fmt::format("--rate is {}; it must be 0.001 to 1000000", args.rate));
+    if (app.count("--concurrency") > 0) throw UsageError("--rate and --concurrency exclude each other");
+  }
   if (args.sink_tokens > 0 && !args.window) throw UsageError("--sink-tokens without --window");
 }
 
@@ -705,11 +722,11 @@ Command parse(int argc, const char* const* argv) {
     return probe;
   }
   if (chat_app->parsed()) {
-    check(chat);
+    check(chat, *chat_app);
     return chat;
   }
   if (bench_serve_app->parsed()) {
-    check(bench_serve);
+    check(bench_serve, *bench_serve_app);
     return bench_serve;
   }
   if (serve_app->parsed()) {

@@ -91,6 +91,8 @@ struct ChatArgs {
   ops::SamplingOptions sampling;
 };
 
+inline constexpr std::int64_t kMostClients = 4096;  // of bench serve, at once
+
 struct BenchServeArgs {
   std::string url;
   std::optional<std::string> api_key;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -12,9 +13,11 @@
 
 #include "basin/base/error.h"
 #include "cli/commands.h"
+#include "cli/common.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/reply.h"
 #include "server/http_client.h"
 
 namespace basin::cli {
@@ -69,14 +72,12 @@ Seen run_one(const server::HttpClient& client, const std::string& body) {
       return true;
     }
     const auto event = nlohmann::json::parse(data, nullptr, false);
-    if (event.is_discarded() || event.contains("error")) {
+    if (!event.is_object() || error_of(event)) {
       seen.problem = std::string(data.substr(0, 200));
       return false;
     }
-    if (event.contains("usage") && event["usage"].is_object())
-      seen.tokens = event["usage"].value("completion_tokens", std::int64_t{0});
-    if (event.contains("choices") && !event["choices"].empty() &&
-        event["choices"][0].value("text", "") != "") {
+    seen.tokens = count_at(event, "/usage/completion_tokens").value_or(seen.tokens);
+    if (string_at(event, "/choices/0/text").value_or("") != "") {
       const Clock::time_point now = Clock::now();
       if (last == start) {
         seen.first_token = seconds_between(start, now);
@@ -93,7 +94,7 @@ Seen run_one(const server::HttpClient& client, const std::string& body) {
         [&](std::string_view bytes) { return reader.push(bytes, on_event) && !interrupt_flag()->load(); });
     if (reply.status != 200)
       seen.problem = fmt::format("status {}: {}", reply.status, reply.body.substr(0, 200));
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     seen.problem = error.what();
   }
   seen.whole = seconds_between(start, Clock::now());
@@ -116,12 +117,14 @@ ordered_json quantiles(std::vector<double> values) {
 }  // namespace
 
 int run(const BenchServeArgs& args) {
-  const server::HttpClient client(args.url, args.api_key.value_or(""));
+  const server::HttpClient client(args.url, client_key(args.api_key), interrupt_flag());
   const server::HttpReply models = client.request("GET", "/v1/models", "");
-  const auto list = nlohmann::json::parse(models.body, nullptr, false);
-  if (models.status != 200 || list.is_discarded() || !list.contains("data") || list["data"].empty())
-    throw Error(ErrorCode::io, fmt::format("{}/v1/models gave status {}", args.url, models.status));
-  const std::string model = list["data"][0].value("id", "");
+  const auto named = string_at(nlohmann::json::parse(models.body, nullptr, false), "/data/0/id");
+  if (models.status != 200 || !named) {
+    throw Error(ErrorCode::io,
+                fmt::format("{}/v1/models names no model (status {})", args.url, models.status));
+  }
+  const std::string& model = *named;
 
   std::vector<Seen> all(static_cast<std::size_t>(args.requests));
   std::vector<double> send_at(all.size(), 0.0);  // with a rate: when each is due
@@ -132,35 +135,49 @@ int run(const BenchServeArgs& args) {
     for (double& due : send_at) due = at += gap(random);
   }
   std::atomic<std::size_t> next{0};
-  std::mutex mutex;  // of done, progress and stdout
+  std::mutex mutex;  // of done, progress, stdout and broken
   std::int64_t done = 0;
+  std::exception_ptr broken;  // why stdout takes no more
   Progress progress("requests");
   const Clock::time_point start = Clock::now();
+  const auto wait_until = [&](Clock::time_point due) {
+    for (auto now = Clock::now(); now < due && !interrupt_flag()->load(); now = Clock::now())
+      std::this_thread::sleep_for(std::min<Clock::duration>(due - now, std::chrono::milliseconds(100)));
+  };
+  const auto take_next = [&] { return interrupt_flag()->load() ? all.size() : next++; };
   const auto work = [&] {
-    for (std::size_t i = next++; i < all.size() && !interrupt_flag()->load(); i = next++) {
+    for (std::size_t i = take_next(); i < all.size(); i = take_next()) {
       const std::string body = make_body(args, model, static_cast<std::int64_t>(i));
-      if (args.rate > 0.0) std::this_thread::sleep_until(start + std::chrono::duration<double>(send_at[i]));
+      const auto due = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(send_at[i]));
+      if (args.rate > 0.0) wait_until(start + due);
+      if (interrupt_flag()->load()) return;
       all[i] = run_one(client, body);
       const std::lock_guard lock(mutex);
       progress.update(++done, args.requests);
-      if (args.json) {
+      if (!args.json || broken) continue;
+      try {
         write_json({{"request", i},
                     {"ok", all[i].ok},
                     {"problem", all[i].problem},
                     {"completion_tokens", all[i].tokens},
                     {"ttft_ms", 1e3 * all[i].first_token},
                     {"e2e_ms", 1e3 * all[i].whole}});
+      } catch (const Error&) {
+        broken = std::current_exception();
+        next = all.size();
       }
     }
   };
-  // With a rate every request may be on its way at once: its time must not depend on the others' end.
-  const std::int64_t clients = args.rate > 0.0 ? args.requests : std::min(args.concurrency, args.requests);
+  // With a rate all may be on their way at once, so that the time of none depends on the others' end: of as many as a machine has
+  // threads for.
+  const std::int64_t clients = std::min(args.rate > 0.0 ? kMostClients : args.concurrency, args.requests);
   {
     std::vector<std::jthread> threads;
     for (std::int64_t i = 0; i < clients; ++i) threads.emplace_back(work);
   }
   const double wall = seconds_between(start, Clock::now());
   throw_if_interrupted();
+  if (broken) std::rethrow_exception(broken);
 
   std::vector<double> first_token, per_token, gaps, whole;
   std::int64_t tokens = 0, failed = 0;

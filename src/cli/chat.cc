@@ -14,6 +14,7 @@
 #include "cli/common.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/reply.h"
 #include "engine/engine.h"
 #include "engine/model_runner.h"
 #include "server/http_client.h"
@@ -25,13 +26,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// What the model thinks before it answers looks different on a terminal, and goes to stderr: it is no part of the answer.
-void show_thought(const std::string& text) {
-  if (text.empty()) return;
-  const bool terminal = isatty(STDERR_FILENO) == 1;
-  std::cerr << (terminal ? "\033[2m" : "") << text << (terminal ? "\033[0m" : "") << std::flush;
-}
-
 /// Somebody to talk to: answers a conversation, and shows the answer while it comes.
 class Partner {
  public:
@@ -41,7 +35,8 @@ class Partner {
 
 class RemotePartner : public Partner {
  public:
-  explicit RemotePartner(const ChatArgs& args) : args_(args), client_(*args.url, args.api_key.value_or("")) {}
+  explicit RemotePartner(const ChatArgs& args)
+      : args_(args), client_(*args.url, client_key(args.api_key), interrupt_flag()) {}
 
   std::string answer(const std::vector<text::Message>& messages) override {
     ordered_json list = ordered_json::array();
@@ -56,34 +51,26 @@ class RemotePartner : public Partner {
       body["positions"] =
           args_.model.stream.positions == engine::PositionMode::in_cache ? "in-cache" : "absolute";
     }
-    std::string whole, problem;
+    std::string whole;
+    std::optional<std::string> problem;
     server::EventReader reader;
     const auto on_event = [&](std::string_view data) {
       const auto event = nlohmann::json::parse(data, nullptr, false);
-      if (event.is_object() && event.contains("error"))
-        problem = event["error"].value("message", "the server failed");
-      if (!event.is_object() || !event.contains("choices") || event["choices"].empty())
-        return problem.empty();
-      const auto& delta = event["choices"][0]["delta"];
-      if (delta.contains("reasoning_content") && delta["reasoning_content"].is_string())
-        show_thought(delta["reasoning_content"].get<std::string>());
-      if (delta.contains("content") && delta["content"].is_string()) {
-        const std::string text = delta["content"].get<std::string>();
-        if (!text.empty()) write_stdout(text);
-        whole += text;
+      problem = error_of(event);
+      if (const auto thought = string_at(event, "/choices/0/delta/reasoning_content"))
+        print_thought(*thought);
+      if (const auto said = string_at(event, "/choices/0/delta/content")) {
+        if (!said->empty()) write_answer(*said);
+        whole += *said;
       }
-      return true;
+      return !problem;
     };
     const server::HttpReply reply = client_.request(
         "POST", "/v1/chat/completions", body.dump(),
         [&](std::string_view bytes) { return reader.push(bytes, on_event) && !interrupt_flag()->load(); });
-    if (reply.status != 200) {
-      const auto error = nlohmann::json::parse(reply.body, nullptr, false);
-      problem = error.is_object() && error.contains("error") ? error["error"].value("message", reply.body)
-                                                             : reply.body;
-    }
-    if (!problem.empty())
-      throw Error(ErrorCode::io, fmt::format("the server says: {}", problem.substr(0, 500)));
+    if (reply.status != 200)
+      problem = error_of(nlohmann::json::parse(reply.body, nullptr, false)).value_or(reply.body);
+    if (problem) throw Error(ErrorCode::io, fmt::format("the server says: {}", problem->substr(0, 500)));
     return whole;
   }
 
@@ -118,31 +105,28 @@ class LocalPartner : public Partner {
     request.sampling.options = args_.sampling;
     request.policy = {args_.model.stream.sink_tokens, args_.model.stream.window.value_or(0),
                       args_.model.stream.positions == engine::PositionMode::in_cache};
-    request.on_event = [this](engine::Event&& event) {
-      const std::lock_guard lock(mutex_);
-      events_.push_back(std::move(event));
-      arrived_.notify_one();
-    };
+    const auto events = std::make_shared<Events>();
+    request.on_event = [events](engine::Event&& event) { events->put(std::move(event)); };
     const auto id = engine_.submit(std::move(request));
     if (!id) throw Error(ErrorCode::internal, "the engine takes no request");
+    // When showing it fails, nothing more is to be computed.
+    const struct Cancel {
+      engine::Engine& engine;
+      std::uint64_t id;
+      ~Cancel() { engine.cancel(id); }
+    } cancel{engine_, *id};
     AnswerReader reader(format_->parser(chat));
     std::string whole;
     const auto show = [&](const Answer& part) {
-      show_thought(part.thought);
-      if (!part.said.empty()) write_stdout(part.said);
+      print_thought(part.thought);
+      if (!part.said.empty()) write_answer(part.said);
       whole += part.said;
     };
     for (;;) {
-      engine::Event event;
-      {
-        std::unique_lock lock(mutex_);
-        while (!arrived_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !events_.empty(); })) {
-          if (interrupt_flag()->load()) engine_.cancel(*id);
-        }
-        event = std::move(events_.front());
-        events_.pop_front();
-      }
+      const std::optional<engine::Event> arrived = events->take();
       if (interrupt_flag()->load()) engine_.cancel(*id);
+      if (!arrived) continue;
+      const engine::Event& event = *arrived;
       if (event.failure) throw Error(event.failure->code, event.failure->message);
       if (event.token) show(reader.push(*event.token));
       if (event.finish_reason) break;
@@ -152,6 +136,30 @@ class LocalPartner : public Partner {
   }
 
  private:
+  // What comes of one answer, from the engine's thread.
+  class Events {
+   public:
+    void put(engine::Event&& event) {
+      const std::lock_guard lock(mutex_);
+      events_.push_back(std::move(event));
+      arrived_.notify_one();
+    }
+    // Nothing when none comes for a while.
+    std::optional<engine::Event> take() {
+      std::unique_lock lock(mutex_);
+      if (!arrived_.wait_for(lock, std::chrono::milliseconds(100), [&] { return !events_.empty(); }))
+        return {};
+      engine::Event event = std::move(events_.front());
+      events_.pop_front();
+      return event;
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable arrived_;
+    std::deque<engine::Event> events_;
+  };
+
   // The conversation as it is computed, and once more as it is remembered.
   static std::int64_t page_count(const ChatArgs& args, const models::ModelConfig& config) {
     const engine::StreamOptions& stream = args.model.stream;
@@ -170,9 +178,6 @@ class LocalPartner : public Partner {
   const ChatArgs& args_;
   Session session_;
   std::unique_ptr<text::ChatFormat> format_;
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<engine::Event> events_;
   engine::ModelRunner runner_;
   engine::Engine engine_;  // last: its thread uses the rest
 };
@@ -204,15 +209,22 @@ int run(const ChatArgs& args) {
       continue;
     }
     if (line.empty()) continue;
-    if (const auto offset = text::first_invalid_utf8(line)) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("the line is not UTF-8: invalid byte at offset {}", *offset));
+    try {
+      if (const auto offset = text::first_invalid_utf8(line)) {
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("the line is not UTF-8: invalid byte at offset {}", *offset));
+      }
+      messages.push_back({"user", line});
+      const std::string answer = partner->answer(messages);
+      write_stdout("\n");
+      throw_if_interrupted();
+      messages.push_back({"assistant", answer});
+    } catch (const Error& error) {
+      if (!terminal || error.code() == ErrorCode::cancelled) throw;
+      // Whoever sits there can say it otherwise, or begin anew.
+      if (!messages.empty() && messages.back().role == "user") messages.pop_back();
+      print_error(error.what(), error.hint());
     }
-    messages.push_back({"user", line});
-    const std::string answer = partner->answer(messages);
-    write_stdout("\n");
-    throw_if_interrupted();
-    messages.push_back({"assistant", answer});
   }
   throw_if_interrupted();
   return 0;

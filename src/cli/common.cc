@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "basin/base/error.h"
 #include "cli/interrupt.h"
@@ -22,6 +23,11 @@ const text::Tokenizer& Session::tokenizer() const {
                 "give token ids with --tokens FILE, or put the model's tokenizer.json beside its weights");
   }
   return *loaded.tokenizer;
+}
+
+std::string client_key(const std::optional<std::string>& given) {
+  const char* set = std::getenv("BASIN_API_KEY");
+  return given ? *given : set == nullptr ? std::string() : std::string(set);
 }
 
 std::string_view name(ops::Compute compute) {

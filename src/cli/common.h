@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,9 @@ struct Session {
  private:
   std::string path_;
 };
+
+/// The key to show to a server: `given`, or else that of BASIN_API_KEY; empty when there is none.
+std::string client_key(const std::optional<std::string>& given);
 
 std::string_view name(ops::Compute compute);  // "fp32", "fast"
 

@@ -65,7 +65,7 @@ class Printer {
     write(piece.said);
   }
   static void write(std::string_view text) {
-    if (!text.empty()) write_stdout(text);
+    if (!text.empty()) write_answer(text);
   }
 
   std::optional<AnswerReader> answer_;  // nothing without a tokenizer

@@ -27,25 +27,14 @@ bool write_all(int descriptor, std::string_view text) {
   return true;
 }
 
-}  // namespace
-
-void write_stdout(std::string_view text) {
-  if (!write_all(STDOUT_FILENO, text)) {
-    throw Error(ErrorCode::io, fmt::format("cannot write to standard output: {}", std::strerror(errno)));
-  }
-}
-
-void write_json(const nlohmann::ordered_json& object) {
-  write_stdout(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
-}
-
-std::string one_line(std::string_view text) {
+// Control characters but those of `kept`, and bytes that are not UTF-8, as \xNN.
+std::string without_controls(std::string_view text, std::string_view kept) {
   std::string line;
   while (!text.empty()) {
     const std::size_t valid = text::first_invalid_utf8(text).value_or(text.size());
     for (std::size_t i = 0; i < valid; ++i) {
       const auto byte = static_cast<unsigned char>(text[i]);
-      if (byte < 0x20 || byte == 0x7f) {
+      if ((byte < 0x20 || byte == 0x7f) && kept.find(text[i]) == std::string_view::npos) {
         line += fmt::format("\\x{:02x}", byte);
       } else if (byte == 0xc2 && static_cast<unsigned char>(text[i + 1]) < 0xa0) {  // U+0080 to U+009F
         line += fmt::format("\\xc2\\x{:02x}", static_cast<unsigned char>(text[++i]));
@@ -62,6 +51,34 @@ std::string one_line(std::string_view text) {
   return line;
 }
 
+}  // namespace
+
+void write_stdout(std::string_view text) {
+  if (!write_all(STDOUT_FILENO, text)) {
+    throw Error(ErrorCode::io, fmt::format("cannot write to standard output: {}", std::strerror(errno)));
+  }
+}
+
+void write_json(const nlohmann::ordered_json& object) {
+  write_stdout(object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+std::string one_line(std::string_view text) {
+  return without_controls(text, "");
+}
+
+void write_answer(std::string_view text) {
+  isatty(STDOUT_FILENO) == 1 ? write_stdout(without_controls(text, "\n\t")) : write_stdout(text);
+}
+
+void print_thought(std::string_view text) {
+  if (text.empty()) return;
+  const bool terminal = isatty(STDERR_FILENO) == 1;  // there it looks different from an answer
+  const std::string shown =
+      terminal ? "\033[2m" + without_controls(text, "\n\t") + "\033[0m" : std::string(text);
+  static_cast<void>(write_all(STDERR_FILENO, shown));
+}
+
 void print_error(std::string_view message, std::string_view hint) {
   std::string lines = "error: " + one_line(message) + "\n";
   if (!hint.empty()) lines += "hint: " + one_line(hint) + "\n";
@@ -70,10 +87,6 @@ void print_error(std::string_view message, std::string_view hint) {
 
 void print_note(std::string_view line) {
   static_cast<void>(write_all(STDERR_FILENO, one_line(line) + "\n"));
-}
-
-void print_thought(std::string_view text) {
-  static_cast<void>(write_all(STDERR_FILENO, text));
 }
 
 std::string human_bytes(double bytes) {

@@ -20,7 +20,11 @@ void print_error(std::string_view message, std::string_view hint);
 /// One line of information on stderr.
 void print_note(std::string_view line);
 
-/// A piece of text on stderr as it is, for a person who reads along.
+/// A piece of what a model says, in whole characters, on stdout: to a file as it is, to a terminal without control characters
+/// that would steer it. Throws as write_stdout().
+void write_answer(std::string_view text);
+
+/// A piece of what a model thinks on stderr, likewise, for a person who reads along.
 void print_thought(std::string_view text);
 
 /// Control characters and bytes that are not UTF-8 as \xNN, so that the text stays on one line.

@@ -28,7 +28,12 @@ namespace {
 std::string api_key(const ServeArgs& args) {
   if (args.api_key) return *args.api_key;
   const char* set = args.no_auth ? nullptr : std::getenv("BASIN_API_KEY");
-  return set == nullptr ? std::string() : std::string(set);
+  const std::string key = set == nullptr ? "" : set;
+  if (!std::ranges::all_of(key, [](char c) { return c > ' ' && c < '\x7f'; })) {
+    throw Error(ErrorCode::invalid_argument,
+                "BASIN_API_KEY has spaces, or characters that are not ASCII; no header can carry it");
+  }
+  return key;
 }
 
 std::string model_name(const ServeArgs& args) {
