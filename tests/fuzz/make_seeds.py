@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,index,gguf,tokenizer,chat,trace}."""
+"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,index,gguf,tokenizer,chat,trace,http}."""
 import base64
 import io
 import json
@@ -131,6 +131,44 @@ def traces():
     }
 
 
+def requests():
+    """The first byte is an index into the endpoints of http_fuzz.cc; 0x20 is beyond them, and bytes of a connection follow."""
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -7, "repetition_penalty": 1.1,
+                "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {"7": -1.5}, "stop": ["x", "yz"],
+                "stop_token_ids": [3], "ignore_eos": True, "n": 2, "priority": 1, "timeout_seconds": 5,
+                "sink_tokens": 2, "window": 8, "positions": "absolute"}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    messages = [
+        {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "\u00e9"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "3"}]
+    streamed = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    bodies = {
+        "chat": (0, {"messages": messages, "tools": [tool], "tool_choice": "auto", "max_completion_tokens": 4, "top_logprobs": 2,
+                     "logprobs": True, "chat_template_kwargs": {"enable_thinking": False}, **sampling}),
+        "chat_streamed": (0, {"model": "m", "messages": messages[1:2], "max_tokens": 4, "reasoning_effort": "none", **streamed}),
+        "completion": (1, {"prompt": ["ab", "c"], "max_tokens": 3, "logprobs": 3, "echo": True, "best_of": 1, **sampling}),
+        "completion_streamed": (1, {"prompt": [1, 2, 3], "max_tokens": 3, "stop": "a", **streamed}),
+        "generate": (2, {"text": "ab", "sampling_params": {"max_new_tokens": 3, **sampling}}),
+        "generate_ids": (2, {"input_ids": [[1, 2], [3]], "stream": True, "sampling_params": {"max_new_tokens": 2}}),
+        "tokenize": (3, {"prompt": "ab<think>", "add_special_tokens": True}),
+        "detokenize": (4, {"tokens": [1, 258, 200], "skip_special_tokens": True}),
+        "flush": (5, {}),
+    }
+    wire = {
+        "get": "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\nGET /metrics?x HTTP/1.0\r\n\r\n",
+        "head": "HEAD / HTTP/1.1\r\nHost: [::1]:80\r\nConnection: close\r\n\r\n",
+        "post": "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json; charset=utf-8\r\n"
+                "Expect: 100-continue\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}",
+        "chunked": "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                   "Transfer-Encoding: chunked\r\n\r\n8;a=b\r\n{\"prompt\r\n7\r\n\":\"ab\"}\r\n0\r\nTrailer: x\r\n\r\n",
+        "other": "PUT /v1/responses HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\nContent-Length: 1\r\n\r\nx",
+    }
+    return {**{f"http/{name}": bytes([at]) + json.dumps(body).encode() for name, (at, body) in bodies.items()},
+            **{f"http/wire_{name}": b" " + text.encode() for name, text in wire.items()}}
+
+
 def main(directory):
     scalars = [
         key("general.alignment", 4, struct.pack("<I", 32)),
@@ -176,7 +214,7 @@ def main(directory):
         "tokenizer/scripts": "e\u0301\u00e9 \u4f60\u597d \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f469\u200d\U0001f680"
                              "\u00a0\u0130 \u1100\u1161".encode(),
     }
-    for name, data in {**files, **traces()}.items():
+    for name, data in {**files, **traces(), **requests()}.items():
         path = Path(directory) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
