@@ -14,7 +14,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 # `src/...` and the like in backquotes; a trailing `:12` or a glob is not a path to look up.
 PATH = re.compile(r"`((?:\./)?(?:src|include|tests|tools|docs|cmake|bench|examples|python|\.ci)/[\w./+-]*)`")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|work)/\w")
-KNOWN = {"git", "cd", "cmake", "ctest", "python3", "export", "sudo", "apt-get"}
+KNOWN = {"c++", "cpack", "git", "cd", "cmake", "ctest", "python3", "export", "sudo", "apt-get"}
 
 
 def documents(root):

@@ -77,6 +77,22 @@ class Consumer(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, ""), program)
             self.assertIn("O = (0.5000, 0.2500)  lse = 1.0986  lse_with_sink = 1.3863\n", done.stdout)
 
+    def test_the_examples_build_by_pkg_config(self):
+        sanitize = ["-fsanitize=address,undefined", "-lfmt"] if os.environ["BASIN_SANITIZE"] == "ON" else []
+        path = {"PKG_CONFIG_LIBDIR": str(self.prefix / "lib/pkgconfig"), "LD_LIBRARY_PATH": str(self.prefix / "lib")}
+        for package, compiler, source in (("basin-attention", [os.environ["CXX"], "-std=c++20"], "by_hand.cc"),
+                                          ("basin-attention-c", [os.environ["CC"], "-std=c99"], "by_hand.c")):
+            with self.subTest(package=package):
+                self.assertEqual(run("pkg-config", "--modversion", package, **path).stdout, VERSION + "\n")
+                flags = run("pkg-config", "--cflags", "--libs", package, **path)
+                self.assertEqual(flags.returncode, 0, flags.stderr)
+                program = self.folder / package
+                self.run_checked(*compiler, ROOT / "examples/attention" / source, "-o", program, *flags.stdout.split(), "-lm",
+                                 *sanitize)
+                done = run(program, **path)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn("O = (0.5000, 0.2500)  lse = 1.0986  lse_with_sink = 1.3863\n", done.stdout)
+
     def test_another_version_is_refused(self):
         major, minor, _ = VERSION.split(".")
         for version in (f"{int(major) + 1}.0", f"{major}.{int(minor) + 1}"):
