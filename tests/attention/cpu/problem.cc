@@ -73,9 +73,12 @@ void write_element(DType dtype, std::byte* data, std::int64_t i, float value) {
 
 Problem::Problem(const Shape& shape, const std::vector<Part>& parts, const Layout& layout) : shape_(shape) {
   const DType dtype = shape.dtype;
-  const std::int64_t gap = layout.loose ? 3 : 0;
+  const std::int64_t gap = layout.loose ? 3 : 0;  // rows
+  const std::int64_t elements = layout.loose ? layout.gap : 0;
 
-  std::int64_t total_q = gap, total_kv = 0, total_pages = 1;  // page 0 is never used
+  const std::int64_t q_gap = layout.loose ? layout.q_gap_rows : 0;
+
+  std::int64_t total_q = q_gap, total_kv = 0, total_pages = 1;  // page 0 is never used
   for (const Part& part : parts) {
     Sequence sequence;
     sequence.q_begin = total_q;
@@ -84,7 +87,7 @@ Problem::Problem(const Shape& shape, const std::vector<Part>& parts, const Layou
     sequence.kv_tokens = part.kv_tokens;
     sequences_.push_back(sequence);
     for (std::int64_t i = 0; i < part.q_tokens; ++i) token_.push_back(total_q + i);
-    total_q += part.q_tokens + gap;
+    total_q += part.q_tokens + q_gap;
     total_kv += part.kv_tokens + gap;
     if (layout.page_tokens > 0) total_pages += (part.kv_tokens + layout.page_tokens - 1) / layout.page_tokens;
   }
@@ -92,7 +95,7 @@ Problem::Problem(const Shape& shape, const std::vector<Part>& parts, const Layou
   const auto dense = [&](std::vector<std::byte>& memory, DType type, std::int64_t rows, std::int64_t heads,
                          std::int64_t d, float fill) {
     View view = contiguous<void*>(nullptr, type, {rows, heads, d});
-    view.stride = {heads * (d + gap) + gap, d + gap, 1, 0};
+    view.stride = {heads * (d + elements) + elements, d + elements, 1, 0};
     memory.resize(index((rows * view.stride[0] + 16) * block_bytes(type)));
     view.data = memory.data();
     const auto count = static_cast<std::int64_t>(memory.size()) / block_bytes(type);
