@@ -59,6 +59,26 @@ std::size_t workspace_bytes(const Forward& problem);
 /// device: do that once before a capture.
 void forward(const Forward& problem, void* workspace, std::size_t bytes, CUstream_st* stream);
 
+/// A backward pass: gradients of sum(out * dout) + sum(lse_with_sink * dlse_with_sink). Deterministic: equal calls give equal bits,
+/// and dq, dk and dv of a sequence have the same bits alone and in any batch.
+struct Backward {
+  /// What forward was given, with contiguous keys (dense or ragged) and without q_sink. `out` and `lse_with_sink` hold what it wrote;
+  /// `lse` is not looked at.
+  Forward forward;
+  ConstView dout;                         // as forward.out
+  const float* dlse_with_sink = nullptr;  // device, as forward.lse_with_sink; may be null
+
+  View dq;                       // as q; rows outside every sequence are not touched
+  View dk;                       // as k; nor are keys
+  View dv;                       // as v
+  float* dsink_logit = nullptr;  // device [h_q]; null exactly when sink_logit is
+};
+
+/// As for Forward. The workspace need not be zero, and nothing of it is kept.
+std::string supported(const Backward& problem);
+std::size_t workspace_bytes(const Backward& problem);
+void backward(const Backward& problem, void* workspace, std::size_t bytes, CUstream_st* stream);
+
 /// New keys and values on their way into a paged cache, ahead of `forward` on the same stream. Sequence i has kv_tokens[i] keys
 /// with its new ones, which are the last: positions kv_tokens[i] - new tokens to kv_tokens[i]. So `forward` takes the same
 /// kv_tokens and page_table, and the same q_begin where every new token has a query.

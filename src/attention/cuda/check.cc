@@ -56,6 +56,15 @@ void check_same_heads(const char* a_name, const ConstView& a, const char* b_name
     refuse(fmt::format("{} {} must have heads, and elements in them", b_name, shape_text(b)));
 }
 
+void check_same_shape(const char* a_name, const ConstView& a, const char* b_name, const ConstView& b) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(a.rank); ++i) {
+    if (a.shape[i] != b.shape[i]) {
+      refuse(fmt::format("{} {} and {} {} must have the same shape", a_name, shape_text(a), b_name,
+                         shape_text(b)));
+    }
+  }
+}
+
 void check_queries(const Forward& p) {
   const bool dense = p.q_begin == nullptr;
   const int rank = dense ? 4 : 3;
@@ -151,6 +160,22 @@ void check(const Append& a) {
     refuse(fmt::format("page_table_stride is {}; it must be 0 or more", a.page_table_stride));
   check_same_heads("new_k", a.new_k, "k", a.k);
   check_same_heads("new_v", a.new_v, "v", a.v);
+}
+
+void check(const Backward& p) {
+  check(p.forward);
+  const int q_rank = p.forward.q.rank, kv_rank = p.forward.k.rank;
+  check_view("dout", p.dout, q_rank);
+  check_same_shape("dout", p.dout, "out", p.forward.out);
+  check_written_view("dq", p.dq, q_rank);
+  check_same_shape("dq", p.dq, "q", p.forward.q);
+  check_written_view("dk", p.dk, kv_rank);
+  check_same_shape("dk", p.dk, "k", p.forward.k);
+  check_written_view("dv", p.dv, kv_rank);
+  check_same_shape("dv", p.dv, "v", p.forward.v);
+  if (p.forward.lse_with_sink == nullptr) refuse("lse_with_sink is missing; forward writes it for backward");
+  if ((p.forward.sink_logit == nullptr) != (p.dsink_logit == nullptr))
+    refuse("dsink_logit must be given exactly when sink_logit is");
 }
 
 }  // namespace basin::attention::cuda

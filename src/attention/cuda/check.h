@@ -9,5 +9,6 @@ namespace basin::attention::cuda {
 /// other, a needed pointer is missing or the numbers are not finite. Looks at host data only.
 void check(const Forward& problem);
 void check(const Append& append);
+void check(const Backward& problem);
 
 }  // namespace basin::attention::cuda

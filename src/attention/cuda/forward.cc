@@ -6,6 +6,7 @@
 #include "attention/cuda/check.h"
 #include "attention/cuda/device.h"
 #include "attention/cuda/factors.h"
+#include "attention/cuda/fill.h"
 #include "attention/cuda/sm90/arguments.h"
 #include "attention/cuda/sm90/tensor_map.h"
 #include "attention/cuda/support.h"
@@ -14,16 +15,10 @@
 namespace basin::attention::cuda {
 namespace {
 
-constexpr std::int64_t kFar = std::int64_t{1} << 30;  // further than any two positions
-
 void check_supported(const Forward& p) {
   check(p);
   const std::string reason = unsupported_reason(p);
   if (!reason.empty()) throw Error(ErrorCode::unsupported, reason);
-}
-
-int narrow(std::int64_t value) {
-  return static_cast<int>(std::min(value, kFar));
 }
 
 /// Key rows that one copy brings.
@@ -51,10 +46,7 @@ sm90::Arguments arguments_of(const Forward& p, const sm90::Shape& shape, const s
   a.page_table = p.page_table;
   a.page_table_stride = p.page_table_stride;
 
-  a.causal = p.spec.mask.causal ? 1 : 0;
-  a.window = narrow(p.spec.mask.window);
-  a.window_right = narrow(p.spec.mask.window_right);
-  a.sink_tokens = narrow(p.spec.mask.sink_tokens);
+  set_mask(p.spec.mask, a);
   a.has_q_sink = p.q_sink ? 1 : 0;
 
   const Factors factors = factors_of(p.spec);
@@ -96,13 +88,7 @@ void forward(const Forward& p, void* workspace, std::size_t bytes, CUstream_st* 
   const sm90::Shape shape = shape_of(p);
   const Device device = current_device();
   const sm90::Plan plan = sm90::plan(shape, device.multiprocessors);
-  constexpr std::size_t kAlignment = 16;
-  if (workspace == nullptr || bytes < plan.workspace_bytes ||
-      reinterpret_cast<std::uintptr_t>(workspace) % kAlignment != 0) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("the workspace has {} bytes at {}; needed are {}, aligned to {}", bytes,
-                            workspace, plan.workspace_bytes, kAlignment));
-  }
+  expect_workspace(workspace, bytes, plan.workspace_bytes);
   const std::int64_t total_q = p.q.shape[0] * (p.q.rank == 4 ? p.q.shape[1] : 1);
   if (total_q == 0 || p.max_q_tokens == 0) return;  // there are no rows
 

@@ -111,6 +111,25 @@ std::string check_counts(const Forward& p, const sm90::Shape& shape) {
   return {};
 }
 
+std::string check_counts(const Backward& p, const sm90::BackwardPlan& plan) {
+  const Forward& f = p.forward;
+  const std::pair<const char*, std::int64_t> counts[] = {
+      {"batch", f.batch}, {"max_q_tokens", f.max_q_tokens}, {"max_kv_tokens", f.max_kv_tokens}};
+  for (const auto& [what, count] : counts) {
+    if (count > kMaxTokens)
+      return fmt::format("{} is {}; the sm_90 kernels have up to {}", what, count, kMaxTokens);
+  }
+  constexpr std::int64_t kMaxHeads = 65535;  // of a grid's second dimension
+  if (plan.h_q > kMaxHeads)
+    return fmt::format("{} query heads are more than the {} of backward on sm_90", plan.h_q, kMaxHeads);
+  if (plan.key_ctas > kMaxUnits || plan.query_ctas > kMaxUnits || plan.row_blocks > kMaxUnits / 8) {
+    return fmt::format(
+        "{} sequences of up to {} query tokens and {} keys are too many pieces for backward on sm_90",
+        f.batch, f.max_q_tokens, f.max_kv_tokens);
+  }
+  return {};
+}
+
 }  // namespace
 
 sm90::Shape shape_of(const Forward& p) {
@@ -166,7 +185,44 @@ std::string unsupported_reason(const Forward& p) {
   return reason;
 }
 
+sm90::BackwardPlan plan_of(const Backward& p) {
+  const ConstView& q = p.forward.q;
+  sm90::BackwardShape shape{shape_of(p.forward)};
+  shape.window = p.forward.spec.mask.window;
+  shape.sink_tokens = p.forward.spec.mask.sink_tokens;
+  if (q.rank == 3) shape.total_q = q.shape[0];
+  return sm90::backward_plan(shape);
+}
+
+std::string unsupported_reason(const Backward& p) {
+  const Forward& f = p.forward;
+  if (f.page_table != nullptr)
+    return "keys are paged; backward on sm_90 has contiguous keys, dense or ragged";
+  if (f.q_sink) return "q_sink has no backward: in-cache positions are for serving";
+  const sm90::Shape shape = shape_of(f);
+  std::string reason = check_dtypes(f);
+  if (reason.empty()) reason = check_heads(shape);
+  if (reason.empty()) reason = check_factors(f.spec);
+  const std::pair<const char*, ConstView> views[] = {{"q", f.q},     {"k", f.k},       {"v", f.v},
+                                                     {"out", f.out}, {"dout", p.dout}, {"dq", p.dq},
+                                                     {"dk", p.dk},   {"dv", p.dv}};
+  for (const auto& [what, view] : views) {
+    if (reason.empty() && view.dtype != f.q.dtype) {
+      reason = fmt::format("{} is {} and q is {}; backward on sm_90 needs one type for all tensors", what,
+                           name(view.dtype), name(f.q.dtype));
+    }
+    if (reason.empty()) reason = unsupported_layout(what, view);
+  }
+  if (reason.empty()) reason = check_counts(p, plan_of(p));
+  return reason;
+}
+
 std::string supported(const Forward& problem) {
+  check(problem);
+  return unsupported_reason(problem);
+}
+
+std::string supported(const Backward& problem) {
   check(problem);
   return unsupported_reason(problem);
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/cuda/sm90/backward/arguments.h"
+#include "attention/cuda/sm90/backward/instances.h"
 #include "attention/cuda/sm90/choose.h"
 #include "attention/cuda/sm90/instances.h"
 
@@ -13,6 +15,7 @@ namespace basin::attention::sm90 {
 namespace {
 
 constexpr int kMultiprocessors = 132;
+constexpr int kSharedBytesOfAnSm = 227 * 1024;
 
 Shape shape(std::int64_t batch, std::int64_t h_q, std::int64_t h_kv, std::int64_t d, std::int64_t max_q,
             std::int64_t max_kv) {
@@ -174,7 +177,6 @@ TEST(AttentionCudaPlan, AbsurdBoundsDoNotWrap) {
 
 // Every plan finds a kernel that was compiled for it.
 TEST(AttentionCudaPlan, EveryPlanHasItsKernel) {
-  constexpr int kSharedBytesOfAnSm = 227 * 1024;
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const bool softcap : {false, true}) {
       for (const HeadSizes& sizes : kHeadSizes) {
@@ -207,6 +209,71 @@ TEST(AttentionCudaPlan, EveryPlanHasItsKernel) {
         EXPECT_EQ(std::count(kernels.begin(), kernels.end(), extend.kernel), 0);
         EXPECT_GE(extend.rows, p.rows);
         EXPECT_LE(extend.shared_bytes, kSharedBytesOfAnSm);
+      }
+    }
+  }
+}
+
+TEST(AttentionCudaBackwardPlan, RowBlocksHoldAnySplitOfTheRows) {
+  // Blocks of a sequence start at first_row / 128 + its number: see row_blocks.cuh.
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{1}, {0, 0, 0}, {128, 128}, {127, 1, 0, 129, 300}, {1, 1, 1, 1, 1000}}) {
+    std::int64_t row = 0, used = 0;
+    for (std::size_t s = 0; s < lengths.size(); ++s) {
+      const std::int64_t first = row / kSumRows + static_cast<std::int64_t>(s);
+      EXPECT_GE(first, used) << "blocks of two sequences overlap";
+      used = first + (lengths[s] + kSumRows - 1) / kSumRows;
+      row += lengths[s];
+    }
+    const auto batch = static_cast<std::int64_t>(lengths.size());
+    BackwardShape ragged{shape(batch, 8, 2, 64, 1000, 1000)};
+    ragged.total_q = row;
+    EXPECT_LE(used, backward_plan(ragged).row_blocks);
+  }
+}
+
+TEST(AttentionCudaBackwardPlan, BuffersLieApart) {
+  for (const std::int64_t d : {8, 64, 72, 128, 136, 200, 256}) {
+    for (const bool window : {false, true}) {
+      BackwardShape s{shape(3, 8, 2, d, 1000, 3000)};
+      if (window) s.window = 100, s.sink_tokens = 200;
+      const BackwardPlan p = backward_plan(s);
+      EXPECT_EQ(p.sums, d <= 128 && !window);
+      std::size_t end = 0;
+      for (const Buffer& buffer :
+           {p.ticket, p.dsink_parts, p.lse2, p.big_d, p.dq_turns, p.dq_sums, p.strip_shares}) {
+        if (buffer.bytes == 0) continue;
+        EXPECT_GE(buffer.offset, end);
+        EXPECT_EQ(buffer.offset % 256, 0u);
+        end = buffer.offset + buffer.bytes;
+      }
+      EXPECT_GE(p.workspace_bytes, end);
+      EXPECT_EQ(p.lse2.bytes, 8u * 3 * 8 * 128 * 4);
+      EXPECT_EQ(p.dq_sums.bytes,
+                window || d > 128 ? 0 : 8u * 3 * 8 * 128 * 4 * static_cast<std::size_t>(p.d_qk));
+    }
+  }
+  EXPECT_GT(backward_plan(BackwardShape{shape(1 << 29, 8, 2, 64, 1 << 29, 1 << 29)}).workspace_bytes,
+            std::size_t{1} << 62)
+      << "absurd bounds must not wrap";
+}
+
+TEST(AttentionCudaBackwardPlan, EveryPlanHasKernels) {
+  for (const HeadSizes& sizes : kHeadSizes) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const bool softcap : {false, true}) {
+        for (const bool window : {false, true}) {
+          BackwardShape s{shape(1, 8, 2, sizes.d_qk, 1000, 1000)};
+          s.d_v = sizes.d_v;
+          s.softcap = softcap;
+          s.window = window ? 100 : 0;
+          const BackwardPlan p = backward_plan(s);
+          const BackwardInstances found = find_backward_instances(p, dtype, softcap);
+          EXPECT_NE(found.keys.kernel, nullptr);
+          EXPECT_LE(found.keys.shared_bytes, kSharedBytesOfAnSm);
+          EXPECT_EQ(found.queries.kernel == nullptr, p.sums);
+          EXPECT_LE(found.queries.shared_bytes, kSharedBytesOfAnSm);
+        }
       }
     }
   }

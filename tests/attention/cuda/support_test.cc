@@ -285,5 +285,74 @@ TEST(AttentionCudaCheck, RefusesContradictions) {
   }
 }
 
+Backward backward_of(const Forward& forward) {
+  Backward p;
+  p.forward = forward;
+  p.forward.lse_with_sink = somewhere<float>();
+  const auto written = [](const ConstView& view) {
+    return View{somewhere<void>(), view.dtype, view.rank, view.shape, view.stride};
+  };
+  p.dout = forward.out;
+  p.dq = written(forward.q);
+  p.dk = written(forward.k);
+  p.dv = written(forward.v);
+  return p;
+}
+
+TEST(CudaBackwardSupport, TakesWhatForwardTakes) {
+  for (const Forward& forward : {dense(), ragged()}) EXPECT_EQ(supported(backward_of(forward)), "");
+  Backward p = backward_of(ragged());
+  p.forward.sink_logit = somewhere<const float>();
+  p.dsink_logit = somewhere<float>();
+  p.dlse_with_sink = somewhere<const float>();
+  p.forward.spec.mask = {.window = 7, .sink_tokens = 2};
+  p.forward.spec.softcap = 3;
+  EXPECT_EQ(supported(p), "");
+}
+
+TEST(CudaBackwardSupport, RefusesByName) {
+  EXPECT_THAT(supported(backward_of(paged())),
+              HasSubstr("keys are paged; backward on sm_90 has contiguous keys"));
+  Backward p = backward_of(dense());
+  p.forward.q_sink = p.forward.q;
+  EXPECT_THAT(supported(p), HasSubstr("q_sink has no backward"));
+  p = backward_of(dense());
+  p.dk.dtype = DType::f32;
+  EXPECT_THAT(supported(p),
+              HasSubstr("dk is f32 and q is bf16; backward on sm_90 needs one type for all tensors"));
+  p = backward_of(dense());
+  p.dv.stride[1] += 1;
+  EXPECT_THAT(supported(p), HasSubstr("dv has stride"));
+  p = backward_of(dense());
+  p.dout.data = somewhere<const void>(0x10008);
+  EXPECT_THAT(supported(p), HasSubstr("dout starts at address"));
+}
+
+TEST(CudaBackwardSupport, ContradictionsAreErrors) {
+  const auto message = [](const Backward& p) -> std::string {
+    try {
+      supported(p);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::invalid_argument ? error.what() : "another code";
+    }
+    return "";
+  };
+  Backward p = backward_of(dense());
+  p.forward.lse_with_sink = nullptr;
+  EXPECT_THAT(message(p), HasSubstr("lse_with_sink is missing"));
+  p = backward_of(dense());
+  p.dsink_logit = somewhere<float>();
+  EXPECT_THAT(message(p), HasSubstr("dsink_logit must be given exactly when sink_logit is"));
+  p = backward_of(dense());
+  p.dk.shape[1] -= 1;
+  EXPECT_THAT(message(p), HasSubstr("dk [2, 99, 2, 64] and k [2, 100, 2, 64] must have the same shape"));
+  p = backward_of(dense());
+  p.dq.stride[1] = 0;
+  EXPECT_THAT(message(p), HasSubstr("dq has stride 0"));
+  p = backward_of(dense());
+  p.dout.rank = 3;
+  EXPECT_THAT(message(p), HasSubstr("dout has 3 dimensions"));
+}
+
 }  // namespace
 }  // namespace basin::attention::cuda

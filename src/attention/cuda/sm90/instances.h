@@ -8,10 +8,10 @@ namespace basin::attention::sm90 {
 
 /// A compiled kernel and the launch shape it was compiled for.
 struct Instance {
-  const void* kernel;
-  int threads;
-  int shared_bytes;
-  int rows;  // query rows (prefill: of one head; else of a group) that one CTA holds
+  const void* kernel = nullptr;
+  int threads = 0;
+  int shared_bytes = 0;
+  int rows = 0;  // query rows (prefill: of one head; else of a group) that one CTA holds
 };
 
 /// Attention over blocks of query rows: prefill.cuh.

@@ -66,6 +66,12 @@ __device__ __forceinline__ std::uint32_t counter_read(const std::uint32_t* count
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
+/// The same without order: for polling, before a counter_read.
+__device__ __forceinline__ std::uint32_t counter_peek(const std::uint32_t* counter) {
+  std::uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
+}
 /// Writes one after everything before (release).
 __device__ __forceinline__ void counter_write(std::uint32_t* counter, std::uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");

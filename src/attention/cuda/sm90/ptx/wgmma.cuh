@@ -99,6 +99,14 @@ struct Wgmma;  // one specialisation for each N below
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define BASIN_D64(d, i) BASIN_D32(d, i), BASIN_D32(d, i + 32)
+#define BASIN_R96                                                                    \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define BASIN_D96(d, i) BASIN_D64(d, i), BASIN_D32(d, i + 64)
 #define BASIN_R128                                                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
@@ -227,6 +235,31 @@ struct Wgmma<128> {
 };
 
 template <>
+struct Wgmma<192> {
+  /// d = A B + (keep ? d : 0), A and B in shared memory.
+  template <typename T, Major kMajorA, Major kMajorB>
+  __device__ __forceinline__ static void shared(float (&d)[96], std::uint64_t a, std::uint64_t b, int keep) {
+    if constexpr (__is_same(T, __nv_bfloat16)) {
+      BASIN_WGMMA_SS("bf16", 192, BASIN_R96, "%96", "%97", "%98", "%99", "%100", BASIN_D96(d, 0));
+    } else {
+      BASIN_WGMMA_SS("f16", 192, BASIN_R96, "%96", "%97", "%98", "%99", "%100", BASIN_D96(d, 0));
+    }
+  }
+  /// d = A B + (keep ? d : 0), A in registers.
+  template <typename T, Major kMajorB>
+  __device__ __forceinline__ static void registers(float (&d)[96], const std::uint32_t (&a)[4],
+                                                   std::uint64_t b, int keep) {
+    if constexpr (__is_same(T, __nv_bfloat16)) {
+      BASIN_WGMMA_RS("bf16", 192, BASIN_R96, "%96", "%97", "%98", "%99", "%100", "%101", "%102",
+                     BASIN_D96(d, 0));
+    } else {
+      BASIN_WGMMA_RS("f16", 192, BASIN_R96, "%96", "%97", "%98", "%99", "%100", "%101", "%102",
+                     BASIN_D96(d, 0));
+    }
+  }
+};
+
+template <>
 struct Wgmma<256> {
   /// d = A B + (keep ? d : 0), A and B in shared memory.
   template <typename T, Major kMajorA, Major kMajorB>
@@ -263,6 +296,8 @@ struct Wgmma<256> {
 #undef BASIN_D32
 #undef BASIN_R64
 #undef BASIN_D64
+#undef BASIN_R96
+#undef BASIN_D96
 #undef BASIN_R128
 #undef BASIN_D128
 

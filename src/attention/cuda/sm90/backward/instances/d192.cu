@@ -1,0 +1,16 @@
+#include "attention/cuda/sm90/backward/keys.cuh"
+#include "attention/cuda/sm90/backward/queries.cuh"
+#include "attention/cuda/sm90/backward/strips.cuh"
+
+namespace basin::attention::sm90 {
+template Instance backward_keys_instance<__nv_bfloat16, 192, 128, false, false>();
+template Instance backward_queries_instance<__nv_bfloat16, 192, 128, false>();
+template Instance backward_keys_instance<__nv_bfloat16, 192, 128, true, false>();
+template Instance backward_queries_instance<__nv_bfloat16, 192, 128, true>();
+template Instance backward_keys_instance<__half, 192, 128, false, false>();
+template Instance backward_queries_instance<__half, 192, 128, false>();
+template Instance backward_keys_instance<__half, 192, 128, true, false>();
+template Instance backward_queries_instance<__half, 192, 128, true>();
+template Instance backward_fold_instance<__nv_bfloat16, 192, 128>();
+template Instance backward_fold_instance<__half, 192, 128>();
+}  // namespace basin::attention::sm90

@@ -1,0 +1,496 @@
+// dk and dv: one CTA per (sequence, key head, block of keys). It walks over the query rows that see its keys, of all query heads of
+// the group, the last rows first; so both stay in registers from the first row to the last, and nothing of them is summed elsewhere.
+//
+// All products have keys in M: S^T = K Q^T and dP^T = V dO^T leave P^T and dS^T in registers as the tensor cores want them for
+// dV += P^T dO and dK += dS^T Q. With kSums, dS^T also goes through shared memory for dQ = dS K, whose shares are added in the
+// order of the blocks of keys (keys_feed.cuh).
+#pragma once
+
+#include "attention/cuda/sm90/backward/instances.h"
+#include "attention/cuda/sm90/backward/keys_feed.cuh"
+#include "attention/cuda/sm90/backward/keys_layout.cuh"
+#include "attention/cuda/sm90/order.cuh"
+#include "attention/cuda/sm90/ptx/barrier.cuh"
+#include "attention/cuda/sm90/ptx/math.cuh"
+#include "attention/cuda/sm90/ptx/tma.cuh"
+#include "attention/cuda/sm90/ptx/wgmma.cuh"
+#include "attention/cuda/sm90/rows.cuh"
+
+namespace basin::attention::sm90 {
+
+/// One warpgroup's 64 keys. A thread holds keys g and g + 8 of its warp's 16, and of each eight query rows the two from 2 c on.
+template <typename L, bool kWantsDk, bool kWantsDv>
+struct KeysConsumer {
+  using T = typename L::Element;
+  using Shared = typename L::Shared;
+  static constexpr int kDqk = L::kDqk, kDv = L::kDv, kRows = L::kRows, kKeys = L::kKeys, kStages = L::kStages;
+  static constexpr int kSteps = kRows / kStepKeys;
+  static constexpr bool kCap = L::kCap, kSums = L::kSums;
+  static constexpr bool kRoundsFirst = L::kWarpgroups == 3;
+
+  const BackwardArguments& arguments;
+  Shared& shared;
+  const KeyBlock& work;
+  const int warpgroup;
+  const int lane;
+
+  __device__ __forceinline__ KeysConsumer(const BackwardArguments& arguments, Shared& shared, int warpgroup)
+      : arguments(arguments),
+        shared(shared),
+        work(shared.work),
+        warpgroup(warpgroup),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  /// The first key of the warpgroup, and its rows.
+  __device__ __forceinline__ int first_key() const {
+    return work.first_key + (L::kSplitsProducts ? 0 : 64 * warpgroup);
+  }
+  __device__ __forceinline__ const T* keys() const {
+    return shared.k + (L::kSplitsProducts ? 0 : 64 * warpgroup * kBlockColumns);
+  }
+  __device__ __forceinline__ const T* values() const {
+    return shared.v + (L::kSplitsProducts ? 0 : 64 * warpgroup * kBlockColumns);
+  }
+  /// Of the warpgroup. (Computed where it is needed: registers are too few to keep it.)
+  __device__ __forceinline__ static int warp() {
+    int thread = static_cast<int>(threadIdx.x);
+    recompute_from(thread);
+    return thread / 32 % 4;
+  }
+
+  __device__ __forceinline__ void release(Barrier* barrier) const {
+    if (lane == 0) barrier_arrive(barrier);
+  }
+  __device__ __forceinline__ static unsigned stage(unsigned n) { return n % kStages; }
+  __device__ __forceinline__ static unsigned parity(unsigned n) { return n / kStages % 2; }
+
+  /// Not every row of a tile that starts at position p sees every one of these keys.
+  __device__ __forceinline__ bool is_masked(int p) const {
+    const int last_key = first_key() + 63;
+    if (last_key >= work.range.kv_tokens) return true;
+    const SeenFrom low = seen_from(arguments, first_key(), work.range.kv_tokens);
+    const SeenFrom high = seen_from(arguments, last_key, work.range.kv_tokens);
+    int end = min(low.end, high.end);
+    // The window of the first key that is no sink token ends first.
+    if (first_key() < arguments.sink_tokens && last_key >= arguments.sink_tokens)
+      end = min(end, seen_from(arguments, arguments.sink_tokens, work.range.kv_tokens).end);
+    return max(low.begin, high.begin) > p || end < p + kRows;
+  }
+
+  __device__ __forceinline__ void mask(float (&s)[kRows / 2], int p) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const SeenFrom seen =
+          seen_from(arguments, first_key() + warp() * 16 + lane / 4 + 8 * r, work.range.kv_tokens);
+      mask_row<0, kRows>(s, r, seen_columns<kRows>({kFarBefore, seen.begin, seen.end}, p + lane % 4 * 2));
+    }
+  }
+
+  __device__ __forceinline__ float weight(float x, float lse2) const {
+    return exp2_fast(__fmaf_rn(x, arguments.score_factor, -lse2));
+  }
+
+  /// Scores become weights P^T; with a cap they become capped scores, and the weights are made of them where they are needed.
+  __device__ __forceinline__ void weigh(float (&s)[kRows / 2], std::uint32_t (&p)[kSteps][4],
+                                        const float* lse2, int position) const {
+    if constexpr (kCap) {
+#pragma unroll
+      for (float& x : s) x = soft_cap(x, arguments.cap_factor);
+    }
+    if (is_masked(position)) mask(s, position);
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j + lane % 4 * 2);
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        x[e] = weight(s[4 * j + e], e % 2 == 0 ? l.x : l.y);
+        if constexpr (!kCap) s[4 * j + e] = x[e];
+      }
+      p[j / 2][j % 2 * 2] = pack<T>(x[0], x[1]);
+      p[j / 2][j % 2 * 2 + 1] = pack<T>(x[2], x[3]);
+    }
+  }
+
+  /// Weight 2 i + e of the rounded ones.
+  __device__ __forceinline__ static float unpacked(std::uint32_t pair, int e) {
+    if constexpr (__is_same(T, __nv_bfloat16)) {
+      return __uint_as_float(e == 0 ? pair << 16 : pair & 0xffff0000u);
+    } else {
+      const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+      return e == 0 ? both.x : both.y;
+    }
+  }
+
+  /// dS^T = P^T (dP^T - D), and the slope of the cap. Three warpgroups have no registers for P^T in fp32 beside dP^T: theirs is the
+  /// rounded one.
+  __device__ __forceinline__ void differentiate(const float (&s)[kRows / 2], const float (&dp)[kRows / 2],
+                                                const std::uint32_t (&weights)[kSteps][4],
+                                                std::uint32_t (&ds)[kSteps][4], const float* lse2,
+                                                const float* big_d) const {
+#pragma unroll
+    for (int j = 0; j < kRows / 8; ++j) {
+      const float2 d = *reinterpret_cast<const float2*>(big_d + 8 * j + lane % 4 * 2);
+      float x[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float p = kRoundsFirst ? unpacked(weights[j / 2][j % 2 * 2 + e / 2], e % 2) : s[4 * j + e];
+        float slope = 1.0f;
+        if constexpr (kCap) {
+          const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j + lane % 4 * 2);
+          slope = p == negative_infinity() ? 0.0f : __fmaf_rn(-p, p, 1.0f);
+          p = weight(p, e % 2 == 0 ? l.x : l.y);
+        }
+        x[e] = __fmul_rn(p, __fadd_rn(dp[4 * j + e], -(e % 2 == 0 ? d.x : d.y)));
+        if constexpr (kCap) x[e] = __fmul_rn(x[e], slope);
+      }
+      ds[j / 2][j % 2 * 2] = pack<T>(x[0], x[1]);
+      ds[j / 2][j % 2 * 2 + 1] = pack<T>(x[2], x[3]);
+    }
+  }
+
+  __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kSteps][4], unsigned buffer) const {
+    const int row = warpgroup * 64 + warp() * 16 + lane / 8 % 2 * 8 + lane % 8;  // that this lane addresses
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int chunk = step * 2 + lane / 16;
+      auto* block = reinterpret_cast<unsigned char*>(shared.ds[buffer]);
+      store_matrices(block + row * 128 + (chunk ^ row % 8) * 16, ds[step]);
+    }
+    fence_proxy_async();
+    __syncwarp();
+    release(&shared.ds_full[buffer]);
+  }
+
+  /// Units of dq are made by both warpgroups, or in turn.
+  __device__ __forceinline__ bool has_dq(unsigned n) const {
+    return !L::kAlternates || n % L::kWarpgroups == static_cast<unsigned>(warpgroup);
+  }
+
+  /// Starts dQ = dS K for this warpgroup's unit, 64 of the columns or all, when dS of all keys is there.
+  __device__ __forceinline__ void start_dq(float (&dq)[32], unsigned n) const {
+    if (has_dq(n)) {
+      barrier_wait(&shared.ds_full[n % 2], n / 2 % 2);
+      const std::uint64_t a = swizzled_operand(shared.ds[n % 2], 0);
+      const std::uint64_t b =
+          swizzled_operand(shared.k + (L::kAlternates ? 0 : warpgroup * kKeys * kBlockColumns), 0);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kKeys / kStepKeys; ++step) {
+        Wgmma<64>::template shared<T, Major::mn, Major::mn>(dq, advance(a, step * kStepKeys * 128),
+                                                            advance(b, step * kStepKeys * 128), step != 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void hand_over_dq(const float (&dq)[32], unsigned n) const {
+    if (!has_dq(n)) return;
+    const auto place = KeysFeed<L>::dq_place(n, warpgroup);
+    barrier_wait(&shared.dq_empty[place.buffer], (place.use + 1) % 2);
+    float4* staging = shared.dq[place.buffer] + warp() * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      staging[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    fence_proxy_async();
+    __syncwarp();
+    release(&shared.dq_full[place.buffer]);
+  }
+
+  __device__ __forceinline__ void start_scores_of(float (&s)[kRows / 2], unsigned n) const {
+    start_scores<T, kDqk, kRows, kKeys, kRows>(s, keys(), shared.q[stage(n)]);
+  }
+
+  __device__ __forceinline__ void run() {
+    float dk[kWantsDk ? kDqk / 2 : 1], dv[kWantsDv ? kDv / 2 : 1];
+#pragma unroll
+    for (float& x : dk) x = 0;
+#pragma unroll
+    for (float& x : dv) x = 0;
+    const int tiles = uniform(work.tiles());
+    const unsigned count = static_cast<unsigned>(tiles * (arguments.h_q / arguments.h_kv));
+    barrier_wait(&shared.keys_full, 0);
+    clear_keys();
+    if (count > 0) {
+      if constexpr (kSums) {
+        walk_summing(dk, dv, tiles, count);
+      } else {
+        walk(dk, dv, tiles, count);
+      }
+    }
+    store(dk, dv);
+  }
+
+  /// Keys of other sequences and of the room behind the valid ones may hold anything.
+  __device__ __forceinline__ void clear_keys() const {
+    const int keys = uniform(work.range.kv_tokens - work.first_key);
+    if (keys >= kKeys) return;
+    const LiveRows live = {0, 0, keys};
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    clear_dead_rows<kKeys, kDqk>(shared.k, live, 0, thread, L::kConsumers);
+    clear_dead_rows<kKeys, kDv>(shared.v, live, 0, thread, L::kConsumers);
+    fence_proxy_async();
+    named_barrier_sync(1, L::kConsumers);
+  }
+
+  /// With shares of dq.
+  __device__ __forceinline__ void walk_summing(float (&dk)[kDqk / 2], float (&dv)[kDv / 2], int tiles,
+                                               unsigned count) {
+    float s[kRows / 2];
+    std::uint32_t weights[kSteps][4];
+    const int p_last = work.p_first + (work.last_tile - 1) * kRows;
+    int left = tiles;  // of this query head
+    int position = p_last;
+    barrier_wait(&shared.q_full[0], 0);
+    start_scores_of(s, 0);
+    wgmma_wait<0>();
+    wgmma_touch(s);
+    if constexpr (L::kWeighsAhead) weigh(s, weights, shared.lse2[0], position);
+#pragma unroll 1
+    for (unsigned n = 0; n < count; ++n) {
+      const unsigned at = stage(n);
+      const bool last = n + 1 == count;
+      const unsigned next =
+          last ? n : n + 1;  // (After the last tile its scores are computed again, for nobody.)
+      const bool next_head = --left == 0;
+      left = next_head ? tiles : left;
+      const int next_position = next_head ? p_last : position - kRows;
+      float dp[kRows / 2];
+      std::uint32_t ds[kSteps][4];
+      barrier_wait(&shared.dout_full[at], parity(n));
+      start_scores<T, kDv, kRows, kKeys, kRows>(dp, values(), shared.dout[at]);
+      if constexpr (!L::kWeighsAhead) weigh(s, weights, shared.lse2[at], position);
+      start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
+      wgmma_wait<1>();
+      wgmma_touch(dp);
+      differentiate(s, dp, weights, ds, shared.lse2[at], shared.big_d[at]);
+      store_ds(ds, n % 2);
+      start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
+      if constexpr (L::kWeighsAhead) {
+        barrier_wait(&shared.q_full[stage(next)], parity(next));
+        start_scores_of(s, next);
+        wgmma_wait<0>();
+        wgmma_touch(s);
+      }
+      if constexpr (L::kWeighsAhead) wgmma_touch(dk);
+      start_dq(dp, n);  // in the registers of dP^T, which is done with
+      if constexpr (L::kWeighsAhead) {
+        wgmma_touch(dv);
+        release(&shared.dout_empty[at]);
+        release(&shared.q_empty[at]);
+        weigh(s, weights, shared.lse2[stage(next)], next_position);
+        wgmma_wait<0>();
+        wgmma_touch(dp);
+        hand_over_dq(dp, n);
+      } else {
+        wgmma_wait<0>();
+        wgmma_touch(dk);
+        wgmma_touch(dp);
+        wgmma_touch(dv);
+        release(&shared.dout_empty[at]);
+        barrier_wait(&shared.q_full[stage(next)], parity(next));
+        start_scores_of(s, next);
+        hand_over_dq(dp, n);
+        wgmma_wait<0>();
+        wgmma_touch(s);
+        release(&shared.q_empty[at]);
+      }
+      position = next_position;
+    }
+  }
+
+  /// Passes over tiles that these keys are not seen from.
+  __device__ __forceinline__ void skip(unsigned n, int tiles) const {
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i, ++n) {
+      barrier_wait(&shared.q_full[stage(n)], parity(n));
+      release(&shared.q_empty[stage(n)]);
+      barrier_wait(&shared.dout_full[stage(n)], parity(n));
+      release(&shared.dout_empty[stage(n)]);
+    }
+  }
+
+  /// Without shares of dq. Each warpgroup takes its own part of the tiles.
+  __device__ __forceinline__ void walk(float (&dk)[kWantsDk ? kDqk / 2 : 1],
+                                       float (&dv)[kWantsDv ? kDv / 2 : 1], int tiles, unsigned count) {
+    Tiles own = tiles_that_see<kRows>(arguments, first_key(), 64, work.range);
+    own = {max(own.first, work.first_tile), min(own.last, work.last_tile)};
+    const int own_tiles = uniform(max(own.last - own.first, 0));
+    if (own_tiles == 0) {
+      skip(0, static_cast<int>(count));
+      return;
+    }
+    const int before = uniform(work.last_tile - own.last), between = tiles - own_tiles;
+    const int p_last = work.p_first + (own.last - 1) * kRows;
+    int heads = arguments.h_q / arguments.h_kv;
+    int left = own_tiles;  // of this query head
+    int position = p_last;
+    skip(0, before);
+    unsigned n = static_cast<unsigned>(before);
+    float s[kRows / 2];
+    barrier_wait(&shared.q_full[stage(n)], parity(n));
+    start_scores_of(s, n);
+    wgmma_wait<0>();
+    wgmma_touch(s);
+#pragma unroll 1
+    for (;;) {
+      const unsigned at = stage(n);
+      std::uint32_t weights[kSteps][4], ds[kSteps][4];
+      barrier_wait(&shared.dout_full[at], parity(n));
+      float dp[kWantsDk ? kRows / 2 : 1];
+      if constexpr (kWantsDk) {
+        start_scores<T, kDv, kRows, kKeys, kRows>(dp, values(), shared.dout[at]);
+        weigh(s, weights, shared.lse2[at], position);
+        if constexpr (kWantsDv) {
+          start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        wgmma_touch(dp);
+        differentiate(s, dp, weights, ds, shared.lse2[at], shared.big_d[at]);
+      } else {
+        weigh(s, weights, shared.lse2[at], position);
+        start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
+      }
+      const bool head_ends = --left == 0;
+      const bool last = head_ends && --heads == 0;
+      // The scores of the next tile beside the products of this one, where it is the next in shared memory, too. (After the last tile
+      // its own are computed again, for nobody.)
+      const bool jumps = head_ends && between > 0;
+      const unsigned next = last || jumps ? n : n + 1;
+      if constexpr (kWantsDk) start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
+      barrier_wait(&shared.q_full[stage(next)], parity(next));
+      start_scores_of(s, next);
+      wgmma_wait<1>();
+      release(&shared.dout_empty[at]);
+      wgmma_wait<0>();
+      wgmma_touch(s);
+      if constexpr (kWantsDk) wgmma_touch(dk);
+      if constexpr (kWantsDv) wgmma_touch(dv);
+      release(&shared.q_empty[at]);
+      if (last) break;
+      n = next;
+      left = head_ends ? own_tiles : left;
+      position = head_ends ? p_last : position - kRows;
+      if (jumps) {
+        skip(n + 1, between);
+        n += static_cast<unsigned>(between) + 1;
+        barrier_wait(&shared.q_full[stage(n)], parity(n));
+        start_scores_of(s, n);
+        wgmma_wait<0>();
+        wgmma_touch(s);
+      }
+    }
+    skip(n + 1, between - before);
+  }
+
+  __device__ __forceinline__ void store(const float (&dk)[kWantsDk ? kDqk / 2 : 1],
+                                        const float (&dv)[kWantsDv ? kDv / 2 : 1]) const {
+    if (work.share <= 0) {
+      if constexpr (kWantsDk) store_rows(dk, arguments.dk, arguments.d_qk, arguments.scale);
+      if constexpr (kWantsDv) store_rows(dv, arguments.dv, arguments.d_v, 1.0f);
+    }
+    if constexpr (!kSums) {
+      if (work.share < 0) return;
+      float4* share =
+          shares_of(arguments, work.sequence, work.kv_head, work.block, work.share, kKeys, kDqk + kDv) +
+          (first_key() - work.first_key) * (kDqk + kDv) / 4 + warp() * 32 + lane;
+      if constexpr (kWantsDk) save(dk, share);
+      if constexpr (kWantsDv) save(dv, share + 64 * kDqk / 4);
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ static void save(const float (&x)[kCount], float4* share) {
+#pragma unroll
+    for (int i = 0; i < kCount / 4; ++i)
+      share[i * 128] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void store_rows(const float (&x)[kCount], const Rows& rows, int columns,
+                                             float factor) const {
+    const int key = first_key() + warp() * 16 + lane / 4;
+    T* out = static_cast<T*>(rows.data) + row_index(rows, arguments.kv_begin != nullptr, work.sequence,
+                                                    work.range.kv_row, work.kv_head, key);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; i += 4) {
+      std::uint32_t low[4], high[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = 4 * (i + j);
+        low[j] = pack<T>(__fmul_rn(x[at], factor), __fmul_rn(x[at + 1], factor));
+        high[j] = pack<T>(__fmul_rn(x[at + 2], factor), __fmul_rn(x[at + 3], factor));
+      }
+      const uint4 low_row = gather_quad(low, lane), high_row = gather_quad(high, lane);
+      const int column = (i + lane % 4) * 8;
+      if (column >= columns) continue;
+      if (key < work.range.kv_tokens) *reinterpret_cast<uint4*>(out + column) = low_row;
+      if (key + 8 < work.range.kv_tokens) *reinterpret_cast<uint4*>(out + 8 * rows.token + column) = high_row;
+    }
+  }
+};
+
+template <typename T, int kDqk, int kDv, bool kCap, bool kSums>
+__global__ void __launch_bounds__((KeysLayout<T, kDqk, kDv, kCap, kSums>::kThreads), 1)
+    backward_keys_kernel(const __grid_constant__ BackwardArguments arguments,
+                         const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+                         const __grid_constant__ CUtensorMap v_map,
+                         const __grid_constant__ CUtensorMap dout_map) {
+  using L = KeysLayout<T, kDqk, kDv, kCap, kSums>;
+  using Feed = KeysFeed<L>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename L::Shared*>(memory);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32), lane = static_cast<int>(threadIdx.x) % 32;
+  if (threadIdx.x == 0) {
+    const int ticket = static_cast<int>(counter_next(arguments.ticket));
+    shared.has_work = find_block<L::kKeys, L::kRows>(arguments, ticket, shared.work);
+    barrier_init(&shared.keys_full, 1);
+    for (int stage = 0; stage < L::kStages; ++stage) {
+      barrier_init(&shared.q_full[stage], 1);
+      barrier_init(&shared.q_empty[stage], L::kConsumers / 32);
+      barrier_init(&shared.dout_full[stage], 1);
+      barrier_init(&shared.dout_empty[stage], L::kConsumers / 32);
+      barrier_init(&shared.loaded[stage], 1);
+    }
+    for (Barrier& full : shared.ds_full) barrier_init(&full, L::kConsumers / 32);
+    for (int buffer = 0; buffer < L::kDqBuffers; ++buffer) {
+      barrier_init(&shared.dq_full[buffer], 4);
+      barrier_init(&shared.dq_empty[buffer], 1);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (!shared.has_work) return;
+  const KeyBlock& work = shared.work;
+  if (warp < 4) {
+    registers_shrink<L::kFeederRegisters>();
+    if (warp == 0 && lane == 0) Feed::load(arguments, q_map, k_map, v_map, dout_map, shared, work);
+    if (warp == 1) Feed::clear(arguments, shared, work, lane);
+    if constexpr (kSums) {
+      if (warp >= 2 && lane == 0) Feed::add_dq(arguments, shared, work, warp - 2);
+    }
+  } else {
+    registers_grow<L::kConsumerRegisters>();
+    const int warpgroup = warp / 4 - 1;
+    if constexpr (L::kSplitsProducts) {
+      if (warpgroup == 0) {
+        KeysConsumer<L, false, true>(arguments, shared, warpgroup).run();
+      } else {
+        KeysConsumer<L, true, false>(arguments, shared, warpgroup).run();
+      }
+    } else {
+      KeysConsumer<L, true, true>(arguments, shared, warpgroup).run();
+    }
+  }
+}
+
+template <typename T, int kDqk, int kDv, bool kCap, bool kSums>
+Instance backward_keys_instance() {
+  using L = KeysLayout<T, kDqk, kDv, kCap, kSums>;
+  return {reinterpret_cast<const void*>(&backward_keys_kernel<T, kDqk, kDv, kCap, kSums>), L::kThreads,
+          static_cast<int>(sizeof(typename L::Shared)), L::kRows};
+}
+
+}  // namespace basin::attention::sm90

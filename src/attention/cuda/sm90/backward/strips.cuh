@@ -1,0 +1,68 @@
+// The gradients of sink tokens under a window: the shares of the rows near them and of all strips, added in this order.
+#pragma once
+
+#include "attention/cuda/sm90/backward/instances.h"
+#include "attention/cuda/sm90/backward/keys_layout.cuh"
+#include "attention/cuda/sm90/ptx/math.cuh"
+
+namespace basin::attention::sm90 {
+
+/// One CTA for each (sequence, key head, block of keys with sink tokens): 32 columns of 64 keys at a time.
+template <typename T, int kDqk, int kDv>
+__global__ void __launch_bounds__(128)
+    backward_fold_kernel(const __grid_constant__ BackwardArguments arguments) {
+  constexpr int kKeys = backward_block_keys(kDqk, false), kRows = kBackwardTileRows, kColumns = kDqk + kDv;
+  const int cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int block = cta % arguments.sink_blocks, pair = cta / arguments.sink_blocks;
+  const int kv_head = pair % arguments.h_kv, sequence = pair / arguments.h_kv;
+  const SequenceRange range = sequence_range(arguments, sequence);
+  const int first_far = first_far_tile<kKeys, kRows>(arguments, block * kKeys, range);
+  const int end = min(arguments.sink_tokens, range.kv_tokens);  // of the keys that have strips
+  for (int keys = 0; keys < kKeys; keys += 64) {
+    const int key = block * kKeys + keys + thread / 32 * 16 + lane / 4;
+    if (key - lane / 4 >= end) continue;  // a whole warp
+    for (int group = 0; group < kColumns / 32; ++group) {
+      const auto at = [&](int share) {
+        return shares_of(arguments, sequence, kv_head, block, share, kKeys, kColumns) + keys * kColumns / 4 +
+               group * 4 * 128 + thread;
+      };
+      float4 sum[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] = at(0)[i * 128];
+#pragma unroll 4
+      for (int strip = 0; strip < arguments.strips; ++strip) {
+        const Tiles tiles = tiles_of_strip<kRows>(first_far, strip, range.q_tokens);
+        if (tiles.first == tiles.last) continue;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 x = at(1 + strip)[i * 128];
+          sum[i] = make_float4(__fadd_rn(sum[i].x, x.x), __fadd_rn(sum[i].y, x.y), __fadd_rn(sum[i].z, x.z),
+                               __fadd_rn(sum[i].w, x.w));
+        }
+      }
+      const bool is_dk = group < kDqk / 32;
+      const Rows& rows = is_dk ? arguments.dk : arguments.dv;
+      const float factor = is_dk ? arguments.scale : 1.0f;
+      std::uint32_t low[4], high[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        low[i] = pack<T>(__fmul_rn(sum[i].x, factor), __fmul_rn(sum[i].y, factor));
+        high[i] = pack<T>(__fmul_rn(sum[i].z, factor), __fmul_rn(sum[i].w, factor));
+      }
+      const uint4 low_row = gather_quad(low, lane), high_row = gather_quad(high, lane);
+      const int column = (is_dk ? group : group - kDqk / 32) * 32 + lane % 4 * 8;
+      if (column >= (is_dk ? arguments.d_qk : arguments.d_v)) continue;
+      T* out = static_cast<T*>(rows.data) +
+               row_index(rows, arguments.kv_begin != nullptr, sequence, range.kv_row, kv_head, key) + column;
+      if (key < end) *reinterpret_cast<uint4*>(out) = low_row;
+      if (key + 8 < end) *reinterpret_cast<uint4*>(out + 8 * rows.token) = high_row;
+    }
+  }
+}
+
+template <typename T, int kDqk, int kDv>
+Instance backward_fold_instance() {
+  return {reinterpret_cast<const void*>(&backward_fold_kernel<T, kDqk, kDv>), 128, 0, 0};
+}
+
+}  // namespace basin::attention::sm90
