@@ -35,9 +35,6 @@ def _backward(ctx, dout, dlse):
     q, k, v, out, lse, sink_logit, q_begin, kv_begin, kv_tokens = ctx.saved_tensors
     if ctx.paged:
         raise NotImplementedError("block_table has no backward: a paged cache is for inference")
-    if q.is_cuda:
-        raise NotImplementedError("attention_backward on CUDA tensors does not exist yet; train on the CPU, or use "
-                                  "torch.no_grad() for inference")
     if dout is None and dlse is None:
         return (None,) * 16
     if dout is None:
