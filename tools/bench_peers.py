@@ -69,6 +69,22 @@ def sdpa_rows(torch):
                    4 * batch * h_q * d * tokens, 4 * batch * (tokens * 8 + h_q) * d)
 
 
+def backward_rows(torch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    for peer, backend in [("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)]:
+        for h_q, d in HEADS:
+            for batch, tokens in [(1, 16384), (4, 4096)]:
+                q, k, v = (torch.randn(batch, h_q, tokens, d, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+                           for _ in range(3))
+                with sdpa_kernel(backend):
+                    out = sdpa(q, k, v, is_causal=True)
+                dout = torch.randn_like(out)
+                yield (f"backward causal {batch}x{size_text(tokens)} d{d}", peer,
+                       lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
+                       10 * batch * h_q * d * (tokens * (tokens + 1) // 2), 0)
+
+
 def flex_rows(torch):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     flex = torch.compile(flex_attention)
@@ -93,6 +109,7 @@ def flex_rows(torch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flex", action="store_true", help="FlexAttention, too")
+    parser.add_argument("--backward", action="store_true", help="the backward passes of SDPA, too")
     parser.add_argument("--budget-ms", type=float, default=250, help="device time for each row")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout; the table goes to stderr")
     args = parser.parse_args()
@@ -111,7 +128,8 @@ def main():
     text = sys.stderr if args.json else sys.stdout
     print(f"{report['device']}, torch {report['torch']}, cuDNN {report['cudnn']}", file=text)
     print(f"{'work (bf16)':<32} {'peer':<22} {'ms':>9} {'TFLOP/s':>9} {'TB/s':>8}", file=text)
-    for rows in [gemm_rows, sdpa_rows] + ([flex_rows] if args.flex else []):
+    wanted = [gemm_rows, sdpa_rows] + ([backward_rows] if args.backward else []) + ([flex_rows] if args.flex else [])
+    for rows in wanted:
         for work, peer, run, flops, size in rows(torch):
             row = {"work": work, "peer": peer}
             try:

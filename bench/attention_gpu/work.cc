@@ -99,6 +99,22 @@ std::vector<Work> all_work() {
   add("prefill 4 sink tokens + window 1024, 1x64k", d64, 65536, sequences(1, 65536), 0,
       {.window = 1024, .sink_tokens = 4});
 
+  const auto add_backward = [&](const std::string& name, const Heads& heads, std::int64_t batch,
+                                std::int64_t tokens, attention::Mask mask, bool sink_logit = true) {
+    add("backward " + name, heads, tokens, sequences(batch, tokens), 0, mask, sink_logit);
+    works.back().backward = true;
+  };
+  for (const Heads& heads : {d128, d64}) {
+    add_backward("causal 1x16k", heads, 1, 16384, {});
+    add_backward("causal 1x16k, no sink_logit", heads, 1, 16384, {}, false);
+    add_backward("causal 4x4k", heads, 4, 4096, {});
+    add_backward("full 1x16k", heads, 1, 16384, {.causal = false});
+    add_backward("window 128, 1x16k", heads, 1, 16384, {.window = 128});
+  }
+  add_backward("causal 1x16k", d256, 1, 16384, {});
+  add_backward("window 1024, 1x64k", d64, 1, 65536, {.window = 1024});
+  add_backward("4 sink tokens + window 1024, 1x64k", d64, 1, 65536, {.window = 1024, .sink_tokens = 4});
+
   for (const Heads& heads : {d192, d256}) {
     for (const auto& [batch, tokens] :
          {std::pair<std::int64_t, std::int64_t>{1, 8192}, {1, 131072}, {8, 32768}, {64, 8192}})
@@ -151,6 +167,10 @@ Cost cost_of(const Work& work) {
   }
   const auto h_q = static_cast<double>(work.h_q), d = static_cast<double>(work.d_qk + work.d_v);
   const double rows = static_cast<double>(query_rows(work));
+  // Backward: five products instead of two; q, k, v, out and dout are read, dq, dk and dv written.
+  if (work.backward)
+    return {5 * pairs * h_q * d,
+            kElementBytes * d * (2 * keys * static_cast<double>(work.h_kv) + 2 * rows * h_q)};
   return {2 * pairs * h_q * d, kElementBytes * d * (keys * static_cast<double>(work.h_kv) + rows * h_q)};
 }
 
@@ -220,18 +240,47 @@ Prepared::Prepared(const Work& work, const DeviceMemory& noise, std::size_t nois
     sink_logit_ = upload(std::vector<float>(static_cast<std::size_t>(work.h_q), 1.0f));
     forward_.sink_logit = static_cast<const float*>(sink_logit_.get());
   }
+  if (work.backward) prepare_backward(work);
   if (!refusal().empty()) return;
   workspace_bytes_ = attention::cuda::workspace_bytes(forward_);
   workspace_ = allocate(workspace_bytes_);
   expect_success(cudaMemset(workspace_.get(), 0, workspace_bytes_), "cudaMemset");
+  if (!work.backward) return;
+  launch();  // forward
+  is_backward_ = true;
+}
+
+// dout is the noise of q (of the same shape); all gradients lie in one block of memory.
+void Prepared::prepare_backward(const Work& work) {
+  if (work.d_qk != work.d_v) throw std::logic_error("backward is measured for heads of one size");
+  lse_ = allocate(static_cast<std::size_t>(query_rows(work) * work.h_q) * sizeof(float));
+  forward_.lse_with_sink = static_cast<float*>(lse_.get());
+  const Sizes sizes = sizes_of(work);
+  gradients_ = allocate(noise_bytes(work) + static_cast<std::size_t>(work.h_q) * sizeof(float));
+  auto* memory = static_cast<unsigned char*>(gradients_.get());
+  const auto like = [](const ConstView& view, void* data) {
+    return View{data, view.dtype, view.rank, view.shape, view.stride};
+  };
+  backward_.forward = forward_;
+  backward_.dout = forward_.q;
+  backward_.dq = like(forward_.q, memory);
+  backward_.dk = like(forward_.k, memory + sizes.q);
+  backward_.dv = like(forward_.v, memory + sizes.q + sizes.k);
+  if (work.sink_logit) backward_.dsink_logit = reinterpret_cast<float*>(memory + sizes.q + sizes.k + sizes.v);
+  backward_workspace_bytes_ = attention::cuda::workspace_bytes(backward_);
+  backward_workspace_ = allocate(backward_workspace_bytes_);
 }
 
 std::string Prepared::refusal() const {
-  return attention::cuda::supported(forward_);
+  return is_backward_ ? attention::cuda::supported(backward_) : attention::cuda::supported(forward_);
 }
 
 void Prepared::launch() const {
-  attention::cuda::forward(forward_, workspace_.get(), workspace_bytes_, nullptr);
+  if (is_backward_) {
+    attention::cuda::backward(backward_, backward_workspace_.get(), backward_workspace_bytes_, nullptr);
+  } else {
+    attention::cuda::forward(forward_, workspace_.get(), workspace_bytes_, nullptr);
+  }
 }
 
 }  // namespace basin::bench

@@ -19,7 +19,8 @@ struct Work {
   attention::Mask mask{};
   bool sink_logit = true;
   bool second_query =
-      false;  // keys below sink_tokens are scored with a query of their own (in-cache positions)
+      false;              // keys below sink_tokens are scored with a query of their own (in-cache positions)
+  bool backward = false;  // the gradients; forward has run before
 };
 
 /// The rows of the table, in its order.
@@ -45,7 +46,13 @@ class Prepared {
   static std::size_t noise_bytes(const Work& work);
 
  private:
+  void prepare_backward(const Work& work);
+
+  bool is_backward_ = false;
   attention::cuda::Forward forward_;
+  attention::cuda::Backward backward_;
+  DeviceMemory gradients_, backward_workspace_;
+  std::size_t backward_workspace_bytes_ = 0;
   DeviceMemory out_, lse_, q_begin_, kv_begin_, kv_tokens_, page_table_, sink_logit_, workspace_;
   std::size_t workspace_bytes_ = 0;
 };
