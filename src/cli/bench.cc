@@ -72,11 +72,11 @@ Speed measure_prefill(Session& session, const engine::StreamOptions& options) {
   speed.tokens = fit(kPrefillTokens, session, options);
   const std::vector<std::int32_t> ids = some_tokens(speed.tokens, session.config().vocabulary);
   const Stopwatch total;
-  for (bool first = true; first || total.seconds() < kLeastSeconds; first = false) {
+  for (int repeat = 0; repeat < kLeastRepeats || total.seconds() < kLeastSeconds; ++repeat) {
     engine::Stream stream(*session.loaded.model, options, session.pool);
     const Stopwatch watch;
     feed(stream, ids);
-    speed.seconds = first ? watch.seconds() : std::min(speed.seconds, watch.seconds());
+    speed.seconds = repeat == 0 ? watch.seconds() : std::min(speed.seconds, watch.seconds());
   }
   speed.flops = pass_flops(session.config(), options, 0, speed.tokens, 1) / speed.seconds;
   return speed;

@@ -13,6 +13,7 @@
 #include "text/tokenizer.h"
 #include "weights/gguf.h"
 #include "weights/json_file.h"
+#include "weights/map_cached.h"
 #include "weights/weights.h"
 
 namespace basin::models {
@@ -53,6 +54,7 @@ Loaded load_safetensors(const fs::path& tensors, const fs::path& directory) {
 
 Loaded load_gguf(const fs::path& path) {
   auto file = std::make_shared<weights::GgufFile>(weights::read_gguf(path));
+  weights::map_cached(*file->file);
   const auto it = file->metadata.find("general.architecture");
   if (it == file->metadata.end() || !std::holds_alternative<std::string>(it->second)) {
     throw Error(ErrorCode::corrupt, fmt::format("{} does not name its architecture", path.string()));

@@ -10,6 +10,7 @@
 
 #include "basin/base/error.h"
 #include "weights/atomic_file.h"
+#include "weights/map_cached.h"
 #include "weights/output.h"
 #include "weights/printable.h"
 #include "weights/weights.h"
@@ -258,6 +259,7 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
                 fmt::format("{} has {} bytes after its last tensor", where, bytes + size - expected));
   }
   for (Tensor& tensor : sorted) result.tensors.emplace(tensor.name, tensor);
+  map_cached(*file);
   return result;
 }
 
