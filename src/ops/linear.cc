@@ -92,7 +92,9 @@ class Inputs {
     thread_local std::array<ScratchBuffer<std::byte>, kForms>
         memory;  // of the calling thread; the pool only fills it
     const std::int64_t blocks = to.padded / cpu::kBlock;
-    to.row_bytes = to.padded * (form == Activations::bf16 ? 2 : 1);
+    // An odd number of cache lines: rows a large power of two apart compete for the same few places of the nearest cache.
+    constexpr std::int64_t kLine = 64;
+    to.row_bytes = (to.padded * (form == Activations::bf16 ? 2 : 1) / kLine | 1) * kLine;
     const std::int64_t factors =
         form == Activations::bf16 ? 0 : tokens_ * blocks * 4;  // a scale and three sums
     std::byte* bytes = memory[static_cast<std::size_t>(form)].at_least(
