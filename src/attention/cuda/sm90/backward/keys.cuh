@@ -149,7 +149,9 @@ struct KeysConsumer {
     }
   }
 
-  __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kSteps][4], unsigned buffer) const {
+  __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kSteps][4], unsigned n) const {
+    const unsigned buffer = n % L::kDsBuffers;
+    if constexpr (L::kAlternates) barrier_wait(&shared.ds_empty[buffer], (n / L::kDsBuffers + 1) % 2);
     const int row = warpgroup * 64 + warp() * 16 + lane / 8 % 2 * 8 + lane % 8;  // that this lane addresses
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -162,16 +164,18 @@ struct KeysConsumer {
     release(&shared.ds_full[buffer]);
   }
 
-  /// Units of dq are made by both warpgroups, or in turn.
+  /// Units of dq are made by both warpgroups, or in turn. (The tile before the first, for which a delay asks, has none.)
   __device__ __forceinline__ bool has_dq(unsigned n) const {
-    return !L::kAlternates || n % L::kWarpgroups == static_cast<unsigned>(warpgroup);
+    if constexpr (!L::kAlternates) return true;
+    return static_cast<int>(n) >= 0 && n % L::kWarpgroups == static_cast<unsigned>(warpgroup);
   }
 
   /// Starts dQ = dS K for this warpgroup's unit, 64 of the columns or all, when dS of all keys is there.
   __device__ __forceinline__ void start_dq(float (&dq)[32], unsigned n) const {
     if (has_dq(n)) {
-      barrier_wait(&shared.ds_full[n % 2], n / 2 % 2);
-      const std::uint64_t a = swizzled_operand(shared.ds[n % 2], 0);
+      const unsigned buffer = n % L::kDsBuffers;
+      barrier_wait(&shared.ds_full[buffer], n / L::kDsBuffers % 2);
+      const std::uint64_t a = swizzled_operand(shared.ds[buffer], 0);
       const std::uint64_t b =
           swizzled_operand(shared.k + (L::kAlternates ? 0 : warpgroup * kKeys * kBlockColumns), 0);
       wgmma_fence();
@@ -186,6 +190,7 @@ struct KeysConsumer {
 
   __device__ __forceinline__ void hand_over_dq(const float (&dq)[32], unsigned n) const {
     if (!has_dq(n)) return;
+    if constexpr (L::kAlternates) release(&shared.ds_empty[n % L::kDsBuffers]);
     const auto place = KeysFeed<L>::dq_place(n, warpgroup);
     barrier_wait(&shared.dq_empty[place.buffer], (place.use + 1) % 2);
     float4* staging = shared.dq[place.buffer] + warp() * 32 + lane;
@@ -264,7 +269,7 @@ struct KeysConsumer {
       wgmma_wait<1>();
       wgmma_touch(dp);
       differentiate(s, dp, weights, ds, shared.lse2[at], shared.big_d[at]);
-      store_ds(ds, n % 2);
+      store_ds(ds, n);
       start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
       if constexpr (L::kWeighsAhead) {
         barrier_wait(&shared.q_full[stage(next)], parity(next));
@@ -273,7 +278,7 @@ struct KeysConsumer {
         wgmma_touch(s);
       }
       if constexpr (L::kWeighsAhead) wgmma_touch(dk);
-      start_dq(dp, n);  // in the registers of dP^T, which is done with
+      start_dq(dp, n - L::kDqDelay);  // in the registers of dP^T, which is done with
       if constexpr (L::kWeighsAhead) {
         wgmma_touch(dv);
         release(&shared.dout_empty[at]);
@@ -281,7 +286,7 @@ struct KeysConsumer {
         weigh(s, weights, shared.lse2[stage(next)], next_position);
         wgmma_wait<0>();
         wgmma_touch(dp);
-        hand_over_dq(dp, n);
+        hand_over_dq(dp, n - L::kDqDelay);
       } else {
         wgmma_wait<0>();
         wgmma_touch(dk);
@@ -290,12 +295,19 @@ struct KeysConsumer {
         release(&shared.dout_empty[at]);
         barrier_wait(&shared.q_full[stage(next)], parity(next));
         start_scores_of(s, next);
-        hand_over_dq(dp, n);
+        hand_over_dq(dp, n - L::kDqDelay);
         wgmma_wait<0>();
         wgmma_touch(s);
         release(&shared.q_empty[at]);
       }
       position = next_position;
+    }
+    for (unsigned n = count - L::kDqDelay; n != count; ++n) {
+      float dq[32];
+      start_dq(dq, n);
+      wgmma_wait<0>();
+      wgmma_touch(dq);
+      hand_over_dq(dq, n);
     }
   }
 
@@ -454,7 +466,10 @@ __global__ void __launch_bounds__((KeysLayout<T, kDqk, kDv, kCap, kSums>::kThrea
       barrier_init(&shared.dout_empty[stage], L::kConsumers / 32);
       barrier_init(&shared.loaded[stage], 1);
     }
-    for (Barrier& full : shared.ds_full) barrier_init(&full, L::kConsumers / 32);
+    for (unsigned buffer = 0; buffer < L::kDsBuffers; ++buffer) {
+      barrier_init(&shared.ds_full[buffer], L::kConsumers / 32);
+      barrier_init(&shared.ds_empty[buffer], 4);  // of the warpgroup whose turn it is
+    }
     for (int buffer = 0; buffer < L::kDqBuffers; ++buffer) {
       barrier_init(&shared.dq_full[buffer], 4);
       barrier_init(&shared.dq_empty[buffer], 1);

@@ -42,6 +42,10 @@ struct KeysLayout {
   // A unit of dq is one tile of a narrow head: the warpgroups take turns. Of wider ones each takes its columns.
   static constexpr bool kAlternates = kDqk == kUnitColumns;
   static constexpr int kDqBuffers = kAlternates ? kWarpgroups : 2 * kWarpgroups;
+  // Where warpgroups take turns, dq of a tile is made one tile later, when dS of all its keys is there for certain. (Else both wait for
+  // each other at every tile, and two buffers of dS suffice.)
+  static constexpr unsigned kDqDelay = kAlternates ? 1 : 0;
+  static constexpr unsigned kDsBuffers = kAlternates ? 3 : 2;
   static constexpr int kConsumers = 128 * kWarpgroups;
   static constexpr int kThreads = 128 + kConsumers;
   static constexpr int kStages = kDqk <= 64 ? 3 : 2;
@@ -54,8 +58,8 @@ struct KeysLayout {
     alignas(1024) T v[kKeys * kDv];
     alignas(1024) T q[kStages][kRows * kDqk];
     alignas(1024) T dout[kStages][kRows * kDv];
-    // dS transposed: a row of 128 swizzled bytes for each key. Two, so that one may be read while the other is written.
-    alignas(1024) T ds[kSums ? 2 : 1][kSums ? kKeys * kRows : 1];
+    // dS transposed: a row of 128 swizzled bytes for each key. More than one, so that one may be read while another is written.
+    alignas(1024) T ds[kSums ? kDsBuffers : 1][kSums ? kKeys * kRows : 1];
     alignas(1024) float4 dq[kSums ? kDqBuffers : 1][kSums ? kUnitFloats / 4 : 1];
     alignas(16) float lse2[kStages][kRows];
     alignas(16) float big_d[kStages][kRows];
@@ -63,7 +67,7 @@ struct KeysLayout {
     Barrier q_full[kStages], q_empty[kStages];
     Barrier dout_full[kStages], dout_empty[kStages];
     Barrier loaded[kStages];  // a tile with rows of another sequence: q and dout wait to be cleared
-    Barrier ds_full[2];
+    Barrier ds_full[kDsBuffers], ds_empty[kDsBuffers];
     Barrier dq_full[kDqBuffers], dq_empty[kDqBuffers];
     KeyBlock work;
     bool has_work;
