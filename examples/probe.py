@@ -63,7 +63,8 @@ reach = tokens - numpy.arange(tokens)  # queries that reach so far back
 for layer, arrays in layers.items():
     two.plot(numpy.arange(1, tokens + 1), arrays["distance"].mean(axis=0) / reach, lw=0.7, color=pyplot.cm.viridis(layer / len(layers)))
 
-three.set(title="retained share against the window", xlabel="window, in tokens", xscale="log", ylim=(0, 1))
+three.set(title="retained share against the window", xlabel="window, in tokens", ylim=(0, 1))
+three.set_xscale("log", base=2)
 for n, row in enumerate(retained):
     three.plot(windows, row, marker="o", label=f"{0 if n == 0 else counts[n - 1]} sink tokens")
 three.legend()
