@@ -88,7 +88,8 @@ class LocalPartner : public Partner {
         format_(text::find_chat_format(session_.tokenizer(), session_.loaded.chat_template,
                                        session_.config().architecture)),
         runner_(*session_.loaded.model, session_.pool, args.model.stream.compute,
-                args.model.stream.page_tokens, page_count(args, session_.config())),
+                {args.model.stream.page_tokens, page_count(args, session_.config()), 1,
+                 args.model.stream.chunk_tokens}),
         engine_(runner_, session_.pool, session_.loaded.tokenizer.get(), options(args)) {}
 
   std::string answer(const std::vector<text::Message>& messages) override {

@@ -90,7 +90,7 @@ std::int64_t page_count(const ServeArgs& args, const models::ModelConfig& config
 }
 
 void describe(const ServeArgs& args, const server::ModelInfo& model, const models::Model& loaded,
-              const kv::Shape& shape) {
+              std::span<const kv::LayerKind> kinds) {
   const models::ModelConfig& config = *model.config;
   std::int64_t local = 0;
   for (const models::LayerAttention& layer : config.layers) local += layer.window > 0;
@@ -100,9 +100,17 @@ void describe(const ServeArgs& args, const server::ModelInfo& model, const model
       local));
   print_note(fmt::format("context  {} tokens; requests that do not say see {}", config.context,
                          describe_visible(args.model.stream)));
+  const auto most_bytes = [](const kv::LayerKind& kind) {
+    return static_cast<double>(kind.pool->pages().limit() * kind.pool->shape().page_bytes());
+  };
   print_note(fmt::format("memory   {} pages of {} tokens, {} each: {} of keys and values at most",
-                         model.pages, shape.page_tokens, human_bytes(static_cast<double>(shape.page_bytes())),
-                         human_bytes(static_cast<double>(shape.page_bytes() * model.pages))));
+                         model.pages, model.page_tokens,
+                         human_bytes(static_cast<double>(kinds.front().pool->shape().page_bytes())),
+                         human_bytes(most_bytes(kinds.front()))));
+  for (const kv::LayerKind& kind : kinds.subspan(1)) {
+    print_note(fmt::format("         and of the {} layers with a window of {}: {} at most",
+                           kind.pool->shape().layers, kind.window, human_bytes(most_bytes(kind))));
+  }
   print_note(fmt::format("batch    {} sequences, {} tokens a pass, prefix cache {}", args.max_num_seqs,
                          args.max_num_batched_tokens.value_or(std::max<std::int64_t>(512, args.max_num_seqs)),
                          args.prefix_cache ? "on" : "off"));
@@ -154,15 +162,16 @@ int run(const ServeArgs& args) {
     print_note(fmt::format("note: no chat: {}", error.what()));
   }
   model.chat = chat.get();
+  model.chat_template = session.loaded.chat_template;
   model.defaults = args.model.stream;
   model.max_model_len = args.max_model_len.value_or(0);
   model.page_tokens = shape.page_tokens;
   model.pages = page_count(args, session.config(), shape);
   model.max_sequences = args.max_num_seqs;
-  describe(args, model, *session.loaded.model, shape);
 
   engine::ModelRunner runner(*session.loaded.model, session.pool, args.model.stream.compute,
-                             shape.page_tokens, model.pages);
+                             {shape.page_tokens, model.pages, args.max_num_seqs, batch_tokens});
+  describe(args, model, *session.loaded.model, runner.kinds());
   engine::EngineOptions engine_options;
   engine_options.batch.max_sequences = args.max_num_seqs;
   engine_options.batch.max_batch_tokens = batch_tokens;

@@ -58,7 +58,7 @@ struct Batch::Sequence {
   std::int64_t kept_tokens() const {
     return std::max(usage.kept_tokens, cache ? cache->full().kept_tokens_max() : 0);
   }
-  std::int64_t parked_pages() const { return parked ? parked->full().copied_pages() : 0; }
+  std::int64_t parked_pages() const { return parked ? parked->copied_pages() : 0; }
 
   static SamplingRequest seeded(SamplingRequest sampling, std::int64_t index) {
     sampling.options.seed += static_cast<std::uint64_t>(index);
@@ -70,15 +70,14 @@ Batch::Batch(Runner& runner, ThreadPool& threads, const text::Tokenizer* tokeniz
     : runner_(runner), threads_(threads), tokenizer_(tokenizer), options_(std::move(options)) {
   limits_.max_sequences = options_.max_sequences;
   limits_.max_batch_tokens = options_.max_batch_tokens;
-  limits_.page_tokens = runner.pool()->shape().page_tokens;
-  limits_.pages = runner.pool()->pages().limit();
+  limits_.page_tokens = runner.pool().shape().page_tokens;
+  limits_.pages = runner.pool().pages().limit();
   if (limits_.max_sequences < 1 || limits_.max_batch_tokens < limits_.max_sequences) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} sequences and {} tokens of a pass; each sequence needs a token of every pass",
                             limits_.max_sequences, limits_.max_batch_tokens));
   }
-  // Where layers have rings of their own, pages alone are no beginning to go on from.
-  if (options_.prefix_cache && runner.make_cache({}).is_full_alone()) prefix_.emplace(*runner.pool());
+  if (options_.prefix_cache) prefix_.emplace(runner.kinds());
 }
 
 Batch::~Batch() {
@@ -163,7 +162,7 @@ Schedule Batch::schedule() {
   Schedule schedule;
   schedule.limits = limits_;
   schedule.now_us = options_.now_us();
-  schedule.available_pages = runner_.pool()->pages().available();
+  schedule.available_pages = runner_.pool().pages().available();
   std::int64_t running = 0, lookups = 0;
   for (const auto& sequence : sequences_) running += sequence->cache.has_value();
   std::vector<const Sequence*> readers;  // of prompts, now or from this pass on
@@ -206,8 +205,7 @@ void Batch::look_up(Sequence& sequence, ScheduledSequence& plan) {
   if (!prefix_ || (sequence.request->prompt_logprobs && scored < sequence.usage.prompt_tokens)) return;
   sequence.match = prefix_->find(sequence.history, sequence.request->policy);
   plan.cached_tokens = sequence.match.tokens;
-  plan.cached_pages =
-      std::ranges::count_if(sequence.match.pages, [](std::int32_t page) { return page >= 0; });
+  plan.cached_pages = sequence.match.held_pages + sequence.match.idle_pages;
   plan.cached_idle_pages = sequence.match.idle_pages;
 }
 
@@ -270,13 +268,14 @@ void Batch::guard(Sequence& sequence, const auto& action) {
 
 void Batch::start(Sequence& sequence) {
   if (sequence.parked) {
-    sequence.parked->full().copy_in();
+    sequence.parked->copy_in();
     sequence.cache = std::move(sequence.parked);
     sequence.parked.reset();
     return;
   }
   sequence.cache.emplace(runner_.make_cache(sequence.request->policy));
-  sequence.cache->full().adopt(sequence.match.pages);
+  sequence.cache->hold_left_window();
+  sequence.cache->adopt(sequence.match.pages);
   if (prefix_) {
     sequence.node = sequence.match.node;
     prefix_->enter(sequence.node);
@@ -303,7 +302,7 @@ void Batch::preempt(Sequence& sequence) {
   const bool room = parked_pages + sequence.cache->full().allocated_pages() <= limits_.pages;
   if (sequence.request->policy.window == 0 || !room) return release(sequence);
   sequence.usage.kept_tokens = sequence.kept_tokens();
-  sequence.cache->full().copy_out();
+  sequence.cache->copy_out();
   sequence.parked = std::move(sequence.cache);
   sequence.cache.reset();
   metrics_.copied_pages += sequence.parked_pages();
@@ -386,18 +385,33 @@ void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t row
 // Pages that this pass has filled can be found by others from now on.
 void Batch::remember_pages(Sequence& sequence, std::int64_t before) {
   const std::int64_t page_tokens = limits_.page_tokens;
-  const auto table = sequence.cache->full().page_table();
-  for (std::int64_t page = before / page_tokens; (page + 1) * page_tokens <= sequence.computed_tokens();
-       ++page) {
-    const std::int32_t number = table[static_cast<std::size_t>(page)];
-    if (prefix_) {
-      const auto tokens =
-          std::span<const std::int32_t>(sequence.history)
-              .subspan(static_cast<std::size_t>(page * page_tokens), static_cast<std::size_t>(page_tokens));
-      sequence.node = prefix_->advance(sequence.node, tokens, sequence.request->policy, number);
+  kv::SequenceCache& cache = *sequence.cache;
+  for (std::int64_t page = before / page_tokens;
+       prefix_ && (page + 1) * page_tokens <= sequence.computed_tokens(); ++page) {
+    const auto tokens =
+        std::span<const std::int32_t>(sequence.history)
+            .subspan(static_cast<std::size_t>(page * page_tokens), static_cast<std::size_t>(page_tokens));
+    filled_.clear();
+    for (std::size_t kind = 0; kind < cache.kinds(); ++kind) {
+      const auto left = cache.kind(kind).left_window();
+      const auto found = std::ranges::find(left, page, &kv::Cache::LeftPage::logical);
+      filled_.push_back(found != left.end() ? found->page
+                                            : cache.kind(kind).page_table()[static_cast<std::size_t>(page)]);
+    }
+    sequence.node = prefix_->advance(sequence.node, tokens, sequence.request->policy, filled_);
+  }
+  // A prompt may be asked again, but who would go on from the middle of an answer? So what has been written and left the
+  // window makes room at once, and a stream without end does not fill the pool with its past.
+  for (std::size_t kind = 0; kind < cache.kinds(); ++kind) {
+    kv::Cache& kept = cache.kind(kind);
+    const std::vector<kv::Cache::LeftPage> left(kept.left_window().begin(), kept.left_window().end());
+    kept.free_left_window();
+    for (const auto& [logical, page] : left) {
+      metrics_.pages_left_window += kind == 0;
+      const bool of_prompt = logical * page_tokens < sequence.usage.prompt_tokens;
+      if (prefix_ && !of_prompt && kept.pool().pages().owners(page) == 0) prefix_->forget(kind, page);
     }
   }
-  metrics_.pages_left_window += sequence.cache->full().take_left_window();
 }
 
 void Batch::choose() {
@@ -549,7 +563,7 @@ Metrics Batch::metrics() const {
   Metrics metrics = metrics_;
   metrics.waiting = waiting();
   metrics.running = static_cast<std::int64_t>(sequences_.size()) - metrics.waiting;
-  const kv::Pages& pages = runner_.pool()->pages();
+  const kv::Pages& pages = runner_.pool().pages();
   metrics.pages = pages.limit();
   metrics.pages_held = pages.held();
   metrics.pages_shared = pages.shared();
@@ -558,21 +572,26 @@ Metrics Batch::metrics() const {
 }
 
 void Batch::check_invariants() const {
-  runner_.pool()->pages().check_invariants();
   if (prefix_) prefix_->check_invariants();
+  for (std::size_t kind = 0; kind < runner_.kinds().size(); ++kind) check_pages(kind);
+}
+
+void Batch::check_pages(std::size_t kind) const {
+  const kv::Pages& pages = runner_.kinds()[kind].pool->pages();
+  pages.check_invariants();
   std::unordered_map<std::int32_t, std::int64_t> owners;
   for (const auto& sequence : sequences_) {
     if (!sequence->cache) continue;
+    const kv::Cache& cache = sequence->cache->kind(kind);
     std::int64_t held = 0;
-    for (const std::int32_t page : sequence->cache->full().page_table()) {
+    for (const std::int32_t page : cache.page_table()) {
       if (page < 0) continue;
       ++held;
       ++owners[page];
     }
-    if (held != sequence->cache->full().allocated_pages())
+    if (held != cache.allocated_pages())
       throw Error(ErrorCode::internal, fmt::format("sequence {} has lost count of its pages", sequence->id));
   }
-  const kv::Pages& pages = runner_.pool()->pages();
   for (const auto& [page, count] : owners) {
     if (pages.owners(page) != count)
       throw Error(ErrorCode::internal,

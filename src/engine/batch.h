@@ -93,6 +93,7 @@ class Batch {
   void fail(Sequence& sequence, const Failure& failure);
   void unblock(const Sequence& sequence);
   void remove_ended();
+  void check_pages(std::size_t kind) const;
 
   Runner& runner_;
   ThreadPool& threads_;
@@ -106,7 +107,8 @@ class Batch {
   Metrics metrics_;
 
   std::vector<Choosing> choosing_;
-  std::vector<float> rows_;  // [rows, vocabulary]
+  std::vector<float> rows_;           // [rows, vocabulary]
+  std::vector<std::int32_t> filled_;  // the pages of one page of tokens, of each kind of layers
 };
 
 }  // namespace basin::engine

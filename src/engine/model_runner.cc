@@ -7,15 +7,21 @@
 namespace basin::engine {
 
 ModelRunner::ModelRunner(models::Model& model, ThreadPool& threads, ops::Compute compute,
-                         std::int64_t page_tokens, std::int64_t pages)
-    : model_(model),
-      threads_(threads),
-      compute_(compute),
-      pool_(
-          std::make_shared<kv::PagePool>(models::cache_shape(model.config(), compute, page_tokens), pages)) {}
+                         const Limits& limits)
+    : model_(model), threads_(threads), compute_(compute), windows_(models::layer_windows(model.config())) {
+  kinds_ = kv::layer_kinds(windows_, models::cache_shape(model.config(), compute, limits.page_tokens));
+  for (kv::LayerKind& kind : kinds_) {
+    // Of a window's pages as many are kept for prefixes as all sequences together may hold.
+    const std::int64_t pages =
+        kind.window == 0 ? limits.pages
+                         : 2 * limits.max_sequences *
+                               kv::page_bound(kind.policy({}), limits.page_tokens, limits.max_batch_tokens);
+    kind.pool = std::make_shared<kv::PagePool>(kind.pool->shape(), std::min(pages, kv::PagePool::kUnlimited));
+  }
+}
 
 kv::SequenceCache ModelRunner::make_cache(const kv::Policy& policy) const {
-  return models::make_cache(model_.config(), pool_, policy);
+  return {kinds_, policy, windows_};
 }
 
 void ModelRunner::run(std::span<const RunnerWork> work, const OnLogits& on_logits) {

@@ -9,12 +9,15 @@ namespace basin::engine {
 
 class ModelRunner : public Runner {
  public:
+  struct Limits {
+    std::int64_t page_tokens = 16, pages = 0;  // of full attention
+    std::int64_t max_sequences = 1, max_batch_tokens = 512;
+  };
   /// `model` and `threads` must outlive the runner.
-  ModelRunner(models::Model& model, ThreadPool& threads, ops::Compute compute, std::int64_t page_tokens,
-              std::int64_t pages);
+  ModelRunner(models::Model& model, ThreadPool& threads, ops::Compute compute, const Limits& limits);
 
   std::int64_t vocabulary() const override { return model_.config().vocabulary; }
-  const std::shared_ptr<kv::PagePool>& pool() const override { return pool_; }
+  std::span<const kv::LayerKind> kinds() const override { return kinds_; }
   kv::SequenceCache make_cache(const kv::Policy& policy) const override;
   void run(std::span<const RunnerWork> work, const OnLogits& on_logits) override;
 
@@ -22,7 +25,8 @@ class ModelRunner : public Runner {
   models::Model& model_;
   ThreadPool& threads_;
   ops::Compute compute_;
-  std::shared_ptr<kv::PagePool> pool_;
+  std::vector<std::int64_t> windows_;
+  std::vector<kv::LayerKind> kinds_;
 };
 
 }  // namespace basin::engine

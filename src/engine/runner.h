@@ -23,8 +23,10 @@ class Runner {
   virtual ~Runner() = default;
 
   virtual std::int64_t vocabulary() const = 0;
-  /// Where the caches of all sequences live; rings of layers with a window of their own apart.
-  virtual const std::shared_ptr<kv::PagePool>& pool() const = 0;
+  /// Where the caches of all sequences live. The pages of full attention are what a schedule counts; those of layers with a
+  /// window of their own are few for each sequence, and there are enough for all that may run.
+  virtual std::span<const kv::LayerKind> kinds() const = 0;
+  kv::PagePool& pool() const { return *kinds().front().pool; }
   /// An empty cache for one sequence.
   virtual kv::SequenceCache make_cache(const kv::Policy& policy) const = 0;
 

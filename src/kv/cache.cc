@@ -39,6 +39,7 @@ Cache::Cache(std::shared_ptr<PagePool> pool, const Policy& policy) : pool_(std::
 // The last pages first: of pages that stay idle, those that the fewest others can use go first.
 Cache::~Cache() {
   if (!pool_) return;
+  free_left_window();
   for (auto page = table_.rbegin(); page != table_.rend(); ++page) {
     if (*page >= 0) pool_->release(*page);
   }
@@ -76,6 +77,7 @@ void Cache::free_page(std::int32_t page) {
 void Cache::copy_out() {
   if (step_ != 0 || !copied_.empty())
     throw Error(ErrorCode::internal, "a cache in a step, or without its pages, is copied out");
+  free_left_window();
   const auto page_bytes = static_cast<std::size_t>(shape().page_bytes());
   copied_.reserve(static_cast<std::size_t>(allocated_));  // nothing may fail once pages are given back
   copy_.resize(static_cast<std::size_t>(allocated_) * page_bytes);
@@ -146,11 +148,15 @@ void Cache::end_step() {
   const std::int64_t sink_pages = ceil_div(policy_.sink_tokens, shape().page_tokens);
   std::int64_t page = std::max(evicted_before_, sink_pages);
   for (; page < std::min<std::int64_t>(keep_from, static_cast<std::int64_t>(table_.size())); ++page) {
-    free_page(table_[static_cast<std::size_t>(page)]);
-    table_[static_cast<std::size_t>(page)] = -1;
-    ++left_window_;
+    left_window_.push_back({page, std::exchange(table_[static_cast<std::size_t>(page)], -1)});
   }
   evicted_before_ = std::max(evicted_before_, page);
+  if (!holds_left_window_) free_left_window();
+}
+
+void Cache::free_left_window() {
+  for (const LeftPage& left : left_window_) free_page(left.page);
+  left_window_.clear();
 }
 
 void Cache::append(std::int64_t layer, const float* k, const float* v, const float* index) {

@@ -93,8 +93,16 @@ class Cache {
   std::int64_t ring_offset() const;     // first recent token of the next query, within its page
   std::int64_t allocated_pages() const { return allocated_; }
   std::int64_t kept_tokens_max() const { return kept_tokens_max_; }
-  /// Pages that left the window since the last call.
-  std::int64_t take_left_window() { return std::exchange(left_window_, 0); }
+  /// A page that no later query sees, and what it holds.
+  struct LeftPage {
+    std::int64_t logical = 0;
+    std::int32_t page = -1;
+  };
+  /// From now on end_step does not free such pages but leaves them here, until free_left_window(): someone may want to keep
+  /// what they hold.
+  void hold_left_window() { holds_left_window_ = true; }
+  std::span<const LeftPage> left_window() const { return left_window_; }
+  void free_left_window();
   std::int64_t kv_bytes() const { return allocated_ * shape().page_bytes(); }
   std::int64_t kv_bytes_max() const { return allocated_max_ * shape().page_bytes(); }
 
@@ -111,7 +119,9 @@ class Cache {
   std::int64_t position_ = 0;
   std::int64_t step_ = 0;
   std::int64_t evicted_before_ = 0;  // logical pages below this (and beyond the sinks) are evicted
-  std::int64_t allocated_ = 0, allocated_max_ = 0, kept_tokens_max_ = 0, left_window_ = 0;
+  std::int64_t allocated_ = 0, allocated_max_ = 0, kept_tokens_max_ = 0;
+  bool holds_left_window_ = false;
+  std::vector<LeftPage> left_window_;
 };
 
 }  // namespace basin::kv

@@ -57,7 +57,15 @@ void PagePool::grow() {
 }
 
 void PagePool::release(std::int32_t page) {
-  if (!pages_.release(page) || !poison_) return;
+  if (pages_.release(page)) poison(page);
+}
+
+void PagePool::forget(std::int32_t page) {
+  if (pages_.forget(page)) poison(page);
+}
+
+void PagePool::poison(std::int32_t page) {
+  if (!poisons_) return;
   for (const auto& layer : layers_) {  // all bits set is a NaN in float and in bf16
     for (const Part& part : parts()) {
       const std::int64_t bytes = part_bytes(part);

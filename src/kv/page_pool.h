@@ -40,13 +40,14 @@ class PagePool {
 
   const Shape& shape() const { return shape_; }
   const Pages& pages() const { return pages_; }
-  Pages& pages() { return pages_; }  // not for take() and release(), which know the memory
+  Pages& pages() { return pages_; }  // not for what follows, which knows the memory
 
   std::int32_t take();
   void release(std::int32_t page);
+  void forget(std::int32_t page);
 
   /// For tests: pages are filled with NaN when they become free, so that any stale read shows.
-  void poison_freed_pages(bool on) { poison_ = on; }
+  void poison_freed_pages(bool on) { poisons_ = on; }
 
   /// One token of a layer: keys [h_kv, d_head], values [h_kv, d_value], index key [d_index]. Null where the shape has none.
   struct Row {
@@ -82,10 +83,11 @@ class PagePool {
   }
   ConstView view(const Region& region, std::int64_t heads, std::int64_t d) const;
   void grow();
+  void poison(std::int32_t page);
 
   Shape shape_;
   Pages pages_;
-  bool poison_ = false;
+  bool poisons_ = false;
   std::vector<std::unique_ptr<Layer>> layers_;
   std::int64_t capacity_pages_ = 0;  // pages the regions have room for
 };

@@ -74,13 +74,14 @@ void Pages::keep(std::int32_t page) {
   at(page).kept = true;
 }
 
-void Pages::forget(std::int32_t page) {
+bool Pages::forget(std::int32_t page) {
   State& state = at(page);
-  if (!state.kept) return;
+  if (!state.kept) return false;
   state.kept = false;
-  if (state.owners > 0) return;
+  if (state.owners > 0) return false;
   idle_.erase(state.place);
   free_.push_back(page);
+  return true;
 }
 
 void Pages::check_invariants() const {

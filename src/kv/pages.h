@@ -24,8 +24,8 @@ class Pages {
   bool release(std::int32_t page);
   /// Marks a held page as worth keeping when nobody holds it.
   void keep(std::int32_t page);
-  /// Takes the mark back: an idle page becomes free, a held one will.
-  void forget(std::int32_t page);
+  /// Takes the mark back: an idle page becomes free, a held one will. True when it is free now.
+  bool forget(std::int32_t page);
   /// Called with an idle page just before it is handed out for another content.
   void on_reclaim(std::function<void(std::int32_t)> callback) { reclaim_ = std::move(callback); }
 

@@ -3,6 +3,9 @@
 // Keys and values above the first layer depend on what every earlier token saw. So a page is known by the chain of all
 // tokens up to its end and by the mask: (sink_tokens, window, positions). Pages that end within the first
 // sink_tokens + window tokens saw everything before them whatever the mask, and all settings share those.
+//
+// A model whose layers have windows of their own keeps a page of each kind of layers for the same tokens. Each kind needs
+// what its own later queries see: a window's layers the last pages, full attention those of the request's policy.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kv/cache.h"
-#include "kv/page_pool.h"
+#include "kv/sequence_cache.h"
 
 namespace basin::kv {
 
@@ -21,18 +23,18 @@ class PrefixCache {
   static constexpr Node kRoot = 0;
   static constexpr Node kNowhere = -1;  // of a sequence whose pages are not remembered any more
 
-  /// Keeps pages of `pool`, which must outlive it. A chain has a node for each page, whether or not the page is still there,
-  /// and a windowed stream makes ever longer ones: beyond four nodes for each page of the pool no chain grows.
-  explicit PrefixCache(PagePool& pool);
+  /// Keeps pages of the pools, full attention first. A chain has a node for each page, whether or not the page is still there,
+  /// and a windowed stream makes ever longer ones: beyond four nodes for each page of the first pool no chain grows.
+  explicit PrefixCache(std::span<const LayerKind> kinds);
   ~PrefixCache();
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   struct Match {
     Node node = kRoot;
-    std::int64_t tokens = 0;          // whole pages
-    std::int64_t idle_pages = 0;      // of `pages`, held by nobody now
-    std::vector<std::int32_t> pages;  // for Cache::adopt
+    std::int64_t tokens = 0;                       // whole pages
+    std::int64_t held_pages = 0, idle_pages = 0;   // of full attention: held by others now, and by nobody
+    std::vector<std::vector<std::int32_t>> pages;  // of each kind, for SequenceCache::adopt
   };
   /// The longest start of `tokens` that is there, leaving at least one token to compute. It stays there until a page is
   /// taken.
@@ -43,14 +45,17 @@ class PrefixCache {
     if (node != kNowhere) ++nodes_.at(node).sequences;
   }
   void leave(Node node);
-  /// The sequence at `node` has filled its next page, `page`, with `tokens` [page_tokens]; -1 when it has left the
-  /// window again. Gives where it stands now: kNowhere once there are too many nodes.
-  Node advance(Node node, std::span<const std::int32_t> tokens, const Policy& policy, std::int32_t page);
+  /// The sequence at `node` has filled its next page, `pages` of each kind, with `tokens` [page_tokens]; -1 where it has left
+  /// the window again. Gives where it stands now: kNowhere once there are too many nodes.
+  Node advance(Node node, std::span<const std::int32_t> tokens, const Policy& policy,
+               std::span<const std::int32_t> pages);
 
+  /// What the page holds is not worth finding. Those who hold it go on.
+  void forget(std::size_t kind, std::int32_t page);
   /// Forgets every page. Sequences keep what they hold.
   void clear();
 
-  std::int64_t known_pages() const { return known_pages_; }
+  std::int64_t known_pages() const { return known_pages_; }  // of all kinds
   std::int64_t nodes() const { return static_cast<std::int64_t>(nodes_.size()); }
   void check_invariants() const;
 
@@ -61,7 +66,7 @@ class PrefixCache {
     std::uint64_t hash = 0;            // of `tokens` and `mask`
     std::vector<std::int32_t> tokens;  // of its page
     Policy mask;                       // {} where every mask sees the same
-    std::int32_t page = -1;            // -1: handed out for something else
+    std::vector<std::int32_t> pages;   // of each kind; -1: handed out for something else
     std::int64_t children = 0;
     std::int64_t sequences = 0;
   };
@@ -78,15 +83,16 @@ class PrefixCache {
   };
   Policy mask_of_page(std::int64_t depth, const Policy& policy) const;
   Node child(Node parent, std::span<const std::int32_t> tokens, const Policy& mask, std::uint64_t hash) const;
-  void lose_page(Node node);
+  void lose_page(std::size_t kind, Node node);
   void erase_if_unused(Node node);
 
-  PagePool& pool_;
+  std::vector<LayerKind> kinds_;
+  std::int64_t page_tokens_;
   std::int64_t most_nodes_;
   Node next_ = 1;
   std::unordered_map<Node, Entry> nodes_;
   std::unordered_map<Key, Node, KeyHash> children_;
-  std::vector<Node> node_of_page_;  // kRoot: none
+  std::vector<std::vector<Node>> node_of_page_;  // of each kind; kRoot: none
   std::int64_t known_pages_ = 0;
 };
 

@@ -8,28 +8,64 @@
 
 namespace basin::kv {
 
-SequenceCache::SequenceCache(std::shared_ptr<PagePool> pool, const Policy& request,
-                             std::span<const std::int64_t> windows) {
-  const auto count = [&](std::int64_t window) { return std::count(windows.begin(), windows.end(), window); };
-  Shape shape = pool->shape();
-  if (shape.layers != count(0)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("pages of {} layers for {} with full attention", shape.layers, count(0)));
-  }
-  caches_.push_back(std::make_unique<Cache>(std::move(pool), request));
-  std::vector<std::int64_t> kinds = {0};  // the window of each cache
-  std::vector<std::int64_t> used = {0};   // layers placed in each cache
+std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape shape) {
+  std::vector<std::int64_t> found = {0};
   for (const std::int64_t window : windows) {
-    const auto found = std::find(kinds.begin(), kinds.end(), window);
-    const auto kind = static_cast<std::size_t>(found - kinds.begin());
-    if (found == kinds.end()) {
-      kinds.push_back(window);
-      used.push_back(0);
-      shape.layers = count(window);
-      caches_.push_back(std::make_unique<Cache>(shape, Policy{0, window, false}));
-    }
-    places_.push_back({caches_[kind].get(), used[kind]++});
+    if (std::ranges::find(found, window) == found.end()) found.push_back(window);
   }
+  std::vector<LayerKind> kinds;
+  for (const std::int64_t window : found) {
+    shape.layers = std::ranges::count(windows, window);
+    kinds.push_back({window, std::make_shared<PagePool>(shape)});
+  }
+  return kinds;
+}
+
+SequenceCache::SequenceCache(std::span<const LayerKind> kinds, const Policy& request,
+                             std::span<const std::int64_t> windows) {
+  for (const LayerKind& kind : kinds) {
+    const std::int64_t layers = std::ranges::count(windows, kind.window);
+    if (kind.pool->shape().layers != layers) {
+      throw Error(ErrorCode::invalid_argument, fmt::format("pages of {} layers for {} with a window of {}",
+                                                           kind.pool->shape().layers, layers, kind.window));
+    }
+    caches_.push_back(std::make_unique<Cache>(kind.pool, kind.policy(request)));
+  }
+  std::vector<std::int64_t> used(kinds.size(), 0);  // layers placed in each cache
+  for (const std::int64_t window : windows) {
+    const auto kind = std::ranges::find(kinds, window, &LayerKind::window);
+    if (kind == kinds.end())
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("no pages for layers with a window of {}", window));
+    const auto index = static_cast<std::size_t>(kind - kinds.begin());
+    places_.push_back({caches_[index].get(), used[index]++});
+  }
+}
+
+SequenceCache::SequenceCache(std::shared_ptr<PagePool> pool, const Policy& request,
+                             std::span<const std::int64_t> windows)
+    : SequenceCache(
+          [&] {
+            std::vector<LayerKind> kinds = layer_kinds(windows, pool->shape());
+            kinds.front().pool = std::move(pool);
+            return kinds;
+          }(),
+          request, windows) {}
+
+void SequenceCache::hold_left_window() {
+  for (const auto& cache : caches_) cache->hold_left_window();
+}
+
+void SequenceCache::adopt(std::span<const std::vector<std::int32_t>> pages) {
+  for (std::size_t i = 0; i < pages.size(); ++i) caches_[i]->adopt(pages[i]);
+}
+
+void SequenceCache::copy_out() {
+  for (const auto& cache : caches_) cache->copy_out();
+}
+
+void SequenceCache::copy_in() {
+  for (const auto& cache : caches_) cache->copy_in();
 }
 
 void SequenceCache::begin_step(std::int64_t tokens) {

@@ -11,11 +11,26 @@
 
 namespace basin::kv {
 
+/// Layers that keep the same tokens, and the pages that they keep them on, which sequences share.
+struct LayerKind {
+  std::int64_t window = 0;  // of their own, at absolute positions and without sink tokens; 0 = full attention
+  std::shared_ptr<PagePool> pool;
+
+  /// What such layers keep of a sequence: the request's policy acts on those with full attention.
+  Policy policy(const Policy& request) const { return window == 0 ? request : Policy{0, window, false}; }
+};
+
+/// The kinds that `windows` [layers of the model] name: full attention, of which there is a layer at least, then each window
+/// in the order in which it comes. `shape` is that of the pages, whatever its layers; pools without limit.
+std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape shape);
+
 class SequenceCache {
  public:
-  /// `windows` [layers of the model]: each layer's own window at absolute positions, which gets no sink tokens; 0 = full
-  /// attention, on which `request` acts. `pool` [layers with full attention, at least one] may be shared with other
-  /// sequences; rings lie in memory of the sequence's own.
+  /// `kinds` are those of `windows`.
+  SequenceCache(std::span<const LayerKind> kinds, const Policy& request,
+                std::span<const std::int64_t> windows);
+
+  /// Layers with windows of their own on pages of the sequence's own.
   SequenceCache(std::shared_ptr<PagePool> pool, const Policy& request, std::span<const std::int64_t> windows);
 
   /// Where a layer's keys and values lie: cache->append(index, ...), cache->keys(index), ...
@@ -29,8 +44,17 @@ class SequenceCache {
   const Cache& full() const { return *caches_.front(); }
   Cache& full() { return *caches_.front(); }
 
-  /// Whether what full() holds of a text is all that there is, so that other sequences can go on from it.
-  bool is_full_alone() const { return caches_.size() == 1; }
+  /// Of each kind of layers, full attention first.
+  std::size_t kinds() const { return caches_.size(); }
+  Cache& kind(std::size_t i) { return *caches_[i]; }
+  const Cache& kind(std::size_t i) const { return *caches_[i]; }
+
+  /// As in Cache, for all layers together; `pages` of each kind, or none at all.
+  void hold_left_window();
+  void adopt(std::span<const std::vector<std::int32_t>> pages);
+  void copy_out();
+  void copy_in();
+  std::int64_t copied_pages() const { return full().copied_pages(); }  // of full attention
 
   /// As in Cache, for all layers together. When begin_step throws, there is no step.
   void begin_step(std::int64_t tokens);
@@ -47,7 +71,7 @@ class SequenceCache {
   void poison_freed_pages(bool on);
 
  private:
-  std::vector<std::unique_ptr<Cache>> caches_;  // full attention, then one for each window that occurs
+  std::vector<std::unique_ptr<Cache>> caches_;  // of each kind
   std::vector<Place> places_;                   // [layers]
   std::int64_t kv_bytes_max_ = 0;
 };

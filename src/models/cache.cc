@@ -25,11 +25,15 @@ kv::Shape cache_shape(const ModelConfig& config, ops::Compute compute, std::int6
   return shape;
 }
 
-kv::SequenceCache make_cache(const ModelConfig& config, std::shared_ptr<kv::PagePool> pool,
-                             const kv::Policy& policy) {
+std::vector<std::int64_t> layer_windows(const ModelConfig& config) {
   std::vector<std::int64_t> windows;
   for (const LayerAttention& layer : config.layers) windows.push_back(layer.window);
-  return {std::move(pool), policy, windows};
+  return windows;
+}
+
+kv::SequenceCache make_cache(const ModelConfig& config, std::shared_ptr<kv::PagePool> pool,
+                             const kv::Policy& policy) {
+  return {std::move(pool), policy, layer_windows(config)};
 }
 
 }  // namespace basin::models

@@ -282,13 +282,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void finish_connection() {
     error_code ignored;
     stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+    stream_.expires_after(std::chrono::seconds(2));  // of all of it
     linger_ = 64;
     read_rest();
   }
 
   void read_rest() {
     if (linger_-- == 0) return close();
-    stream_.expires_after(std::chrono::seconds(2));
     rest_.resize(64 << 10);
     stream_.async_read_some(asio::buffer(rest_), [self = shared_from_this()](error_code error, std::size_t) {
       if (self->closed_) return;

@@ -19,6 +19,8 @@ struct ModelInfo {
   const text::Tokenizer* tokenizer = nullptr;
   const text::ChatFormat* chat = nullptr;  // null: the model's is not known, and `chat_problem` says why
   std::string chat_problem;
+  std::string
+      chat_template;  // of the model's files, for clients that write conversations themselves; may be empty
   engine::StreamOptions defaults;  // sink_tokens, window and positions of requests that do not say
   std::int64_t max_model_len =
       0;  // most tokens of a request and its answer; 0: the context, and with a window no limit

@@ -132,6 +132,7 @@ Json tokenizer_info(const ModelInfo& model) {
   info["eos_token"] =
       tokenizer.stops().empty() ? Json() : Json(tokenizer.token_bytes(tokenizer.stops().front(), true));
   info["add_bos_token"] = tokenizer.adds_bos();
+  info["chat_template"] = model.chat_template.empty() ? Json() : Json(model.chat_template);
   return info;
 }
 

@@ -32,7 +32,8 @@ struct Answer {
 // A batch with a clock that moves a millisecond with every look at it.
 class Bench {
  public:
-  Bench(std::int64_t pages, BatchOptions options) : runner(kVocabulary, kPageTokens, pages) {
+  Bench(std::int64_t pages, BatchOptions options, std::int64_t local_window = 0)
+      : runner(kVocabulary, kPageTokens, pages, local_window) {
     options.check_each_step = true;
     options.now_us = [this] { return now_us += 1000; };
     batch.emplace(runner, threads, nullptr, options);
@@ -59,7 +60,11 @@ class Bench {
     return batch->empty();
   }
 
-  std::int64_t held() const { return runner.pool()->pages().held(); }
+  std::int64_t held() const {
+    std::int64_t held = 0;
+    for (const kv::LayerKind& kind : runner.kinds()) held += kind.pool->pages().held();
+    return held;
+  }
 
   FakeRunner runner;
   ThreadPool threads{1};
@@ -91,8 +96,8 @@ Request request(std::vector<std::int32_t> prompt, std::int64_t max_tokens) {
   return request;
 }
 
-Answer alone(const Request& asked, std::int64_t choice = 0) {
-  Bench bench(4096, options(8, 64, false));
+Answer alone(const Request& asked, std::int64_t choice = 0, std::int64_t local_window = 0) {
+  Bench bench(4096, options(8, 64, false), local_window);
   bench.add(1, asked);
   EXPECT_TRUE(bench.run(10'000));
   return bench.answers.at({1, choice});
@@ -123,8 +128,9 @@ Request random_request() {
 
 RC_GTEST_PROP(Batch, AnswersAreThoseOfTheRequestAlone, ()) {
   // Seldom enough pages for all: the largest request needs 25.
-  const std::int64_t max_sequences = between(1, 6);
-  Bench bench(between(26, 60), options(max_sequences, between(max_sequences, 40), between(0, 3) > 0));
+  const std::int64_t max_sequences = between(1, 6), local_window = between(0, 1) * between(1, 14);
+  Bench bench(between(26, 60), options(max_sequences, between(max_sequences, 40), between(0, 3) > 0),
+              local_window);
   std::map<std::uint64_t, Request> asked;
   std::map<std::uint64_t, bool> cancelled;
   std::uint64_t next = 1;
@@ -151,7 +157,7 @@ RC_GTEST_PROP(Batch, AnswersAreThoseOfTheRequestAlone, ()) {
       const Answer& got = bench.answers.at({id, choice});
       RC_ASSERT(got.ends == 1);
       RC_ASSERT(!got.failure.has_value());
-      const Answer want = alone(what, choice);
+      const Answer want = alone(what, choice, local_window);
       if (got.reason == FinishReason::cancelled) {
         RC_ASSERT(cancelled[id]);
         RC_ASSERT(got.tokens.size() <= want.tokens.size());
@@ -242,14 +248,26 @@ TEST(Batch, AWindowNeedsABoundedNumberOfPages) {
   EXPECT_GT(bench.batch->metrics().pages_left_window, 400);
 }
 
-TEST(Batch, AWindowedStreamTouchesAPartOfThePool) {
+TEST(Batch, AWindowedStreamTouchesItsPagesAndThoseOfItsPrompt) {
   Bench bench(400, options(2, 16));
-  Request asked = request(text(1, 9), 4000);
+  Request asked = request(text(1, 41), 4000);
   asked.policy = {2, 10, true};
   bench.add(1, asked);
   EXPECT_TRUE(bench.run(10'000));
   EXPECT_EQ(bench.answers.at({1, 0}).tokens.size(), 4000u);
-  EXPECT_LE(bench.runner.pool()->pages().used(), 110);
+  EXPECT_LE(bench.runner.pool().pages().used(), kv::page_bound(asked.policy, kPageTokens, 16) + 11);
+  // The prompt is found again, and so is the whole text, by its end.
+  bench.add(2, request(text(1, 41), 1));
+  asked.max_tokens = 1;
+  bench.add(3, asked);
+  Request next = asked;
+  const auto& said = bench.answers.at({1, 0}).tokens;
+  next.prompt.insert(next.prompt.end(), said.begin(), said.end());
+  bench.add(4, next);
+  EXPECT_TRUE(bench.run(100));
+  EXPECT_EQ(bench.answers.at({2, 0}).usage.cached_tokens, 12);  // what every mask sees
+  EXPECT_EQ(bench.answers.at({3, 0}).usage.cached_tokens, 40);
+  EXPECT_EQ(bench.answers.at({4, 0}).usage.cached_tokens, 4040);
 }
 
 TEST(Batch, EqualPromptsUnderUnequalMasksShareNothingTheySeeDifferently) {
@@ -285,6 +303,35 @@ TEST(Batch, TheSamePromptIsComputedOnce) {
   ASSERT_TRUE(bench.run(1000));
   EXPECT_EQ(bench.answers.at({4, 0}).usage.cached_tokens, 0);
   EXPECT_EQ(bench.answers.at({4, 0}).tokens, bench.answers.at({1, 0}).tokens);
+}
+
+TEST(Batch, LayersWithWindowsOfTheirOwnShareBeginningsToo) {
+  for (const std::int64_t pass : {8, 64}) {  // the window has left a page before its pass has ended, or not
+    Bench bench(100, options(4, pass), 5);
+    const auto ask = [&](std::uint64_t id, std::int64_t shared) {
+      std::vector<std::int32_t> prompt = text(1, shared);
+      for (std::uint64_t own = 0; own < 9; ++own)
+        prompt.push_back(static_cast<std::int32_t>((id + own) % kVocabulary));
+      const Request asked = request(std::move(prompt), 20);
+      bench.add(id, asked);
+      EXPECT_TRUE(bench.run(1000));
+      EXPECT_EQ(bench.answers.at({id, 0}).tokens, alone(asked, 0, 5).tokens);
+      return bench.answers.at({id, 0}).usage.cached_tokens;
+    };
+    EXPECT_EQ(ask(1, 41), 0);
+    EXPECT_EQ(ask(2, 41), 40);
+    EXPECT_EQ(ask(3, 17), 16);  // in the middle of the first
+    // A whole conversation goes on.
+    Request next = request(text(1, 41), 1);
+    for (std::uint64_t own = 0; own < 9; ++own)
+      next.prompt.push_back(static_cast<std::int32_t>((1 + own) % kVocabulary));
+    const auto& said = bench.answers.at({1, 0}).tokens;
+    next.prompt.insert(next.prompt.end(), said.begin(), said.end());
+    bench.add(4, next);
+    EXPECT_TRUE(bench.run(1000));
+    EXPECT_EQ(bench.answers.at({4, 0}).usage.cached_tokens, 68);  // of 70
+    EXPECT_EQ(bench.held(), 0);
+  }
 }
 
 TEST(Batch, PromptsThatComeTogetherAreComputedOnce) {

@@ -13,18 +13,23 @@ namespace basin::test {
 
 class FakeRunner : public engine::Runner {
  public:
-  FakeRunner(std::int64_t vocabulary, std::int64_t page_tokens, std::int64_t pages)
-      : vocabulary_(vocabulary),
-        pool_(std::make_shared<kv::PagePool>(kv::Shape{1, 1, 1, DType::f32, page_tokens}, pages)) {
-    pool_->poison_freed_pages(true);
+  /// `local_window`: of a second layer, if above 0.
+  FakeRunner(std::int64_t vocabulary, std::int64_t page_tokens, std::int64_t pages,
+             std::int64_t local_window = 0)
+      : vocabulary_(vocabulary), windows_{0} {
+    if (local_window > 0) windows_.push_back(local_window);
+    for (const std::int64_t window : windows_) {
+      const kv::Shape shape{1, 1, 1, DType::f32, page_tokens};
+      kinds_.push_back({window, std::make_shared<kv::PagePool>(shape, window == 0 ? pages : 200)});
+      kinds_.back().pool->poison_freed_pages(true);
+    }
   }
 
   std::int64_t vocabulary() const override { return vocabulary_; }
-  const std::shared_ptr<kv::PagePool>& pool() const override { return pool_; }
+  std::span<const kv::LayerKind> kinds() const override { return kinds_; }
   kv::SequenceCache make_cache(const kv::Policy& policy) const override {
     if (policy.sink_tokens == no_cache_for) throw std::bad_alloc();
-    const std::int64_t windows[] = {0};
-    return {pool_, policy, windows};
+    return {kinds_, policy, windows_};
   }
 
   /// The pass after so many others throws.
@@ -71,9 +76,8 @@ class FakeRunner : public engine::Runner {
   }
 
   void run_one(const engine::RunnerWork& work, const auto& on_row) {
-    kv::Cache& cache = work.cache->full();
     const auto count = static_cast<std::int64_t>(work.tokens.size());
-    const std::int64_t first = cache.logical_position();
+    const std::int64_t first = work.cache->logical_position();
     kv::Step step;
     step.begin(*work.cache, count);
     std::vector<float> k(work.tokens.size()), v(work.tokens.size());
@@ -81,9 +85,13 @@ class FakeRunner : public engine::Runner {
     for (std::int64_t t = 0; t < count; ++t) {
       const auto at = static_cast<std::size_t>(t);
       k[at] = static_cast<float>(work.tokens[at]);
-      const std::uint64_t seen = look(cache, first + t, k[at]);
+      std::uint64_t seen = 0;
+      for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+        seen = mix(seen, look(work.cache->kind(kind), first + t, k[at]));
       v[at] = static_cast<float>(seen & 0xffffff);  // a float holds 24 bits exactly
-      cache.append(0, k.data(), v.data());  // later rows of the step are overwritten when their turn comes
+      // Later rows of the step are overwritten when their turn comes.
+      for (std::size_t kind = 0; kind < kinds_.size(); ++kind)
+        work.cache->kind(kind).append(0, k.data(), v.data());
       const bool wanted =
           work.rows == models::LogitsRows::all || (work.rows == models::LogitsRows::last && t == count - 1);
       if (!wanted) continue;
@@ -95,7 +103,8 @@ class FakeRunner : public engine::Runner {
   }
 
   std::int64_t vocabulary_;
-  std::shared_ptr<kv::PagePool> pool_;
+  std::vector<std::int64_t> windows_;
+  std::vector<kv::LayerKind> kinds_;
 };
 
 }  // namespace basin::test

@@ -98,7 +98,8 @@ constexpr std::int64_t kPageTokens = 4;
 class Prefix : public testing::Test {
  protected:
   std::shared_ptr<PagePool> pool = std::make_shared<PagePool>(Shape{1, 1, 1, DType::f32, kPageTokens}, 64);
-  PrefixCache prefix{*pool};
+  const LayerKind kind{0, pool};
+  PrefixCache prefix{std::span(&kind, 1)};
 
   static std::vector<std::int32_t> text(std::int64_t count) {
     std::vector<std::int32_t> tokens;
@@ -110,7 +111,7 @@ class Prefix : public testing::Test {
   void run(const std::vector<std::int32_t>& tokens, const Policy& policy) {
     Cache cache(pool, policy);
     const PrefixCache::Match match = prefix.find(tokens, policy);
-    cache.adopt(match.pages);
+    if (match.tokens > 0) cache.adopt(match.pages.front());
     PrefixCache::Node node = match.node;
     prefix.enter(node);
     for (std::int64_t p = match.tokens; p < static_cast<std::int64_t>(tokens.size()); ++p) {
@@ -121,7 +122,7 @@ class Prefix : public testing::Test {
         const std::int64_t page = p / kPageTokens;
         node = prefix.advance(
             node, std::span(tokens).subspan(static_cast<std::size_t>(page * kPageTokens), kPageTokens),
-            policy, cache.pages()[page]);
+            policy, std::span(cache.pages() + page, 1));
       }
       cache.end_step();
     }
@@ -163,10 +164,10 @@ TEST_F(Prefix, AWindowNeedsItsSinksAndItsEndOnly) {
   const PrefixCache::Match match = prefix.find(text(33), policy);
   ASSERT_EQ(match.tokens, 32);
   // The next token, 32, sees 25 and later: page 6 holds 24 to 27.
-  EXPECT_GE(match.pages[0], 0);
-  for (std::size_t page = 1; page < 6; ++page) EXPECT_EQ(match.pages[page], -1);
-  EXPECT_GE(match.pages[6], 0);
-  EXPECT_GE(match.pages[7], 0);
+  EXPECT_GE(match.pages[0][0], 0);
+  for (std::size_t page = 1; page < 6; ++page) EXPECT_EQ(match.pages[0][page], -1);
+  EXPECT_GE(match.pages[0][6], 0);
+  EXPECT_GE(match.pages[0][7], 0);
   EXPECT_EQ(match.idle_pages, 3);
 }
 
@@ -195,7 +196,8 @@ TEST_F(Prefix, AnEndlessStreamIsNotRememberedWithoutEnd) {
     cache.begin_step(page_tokens);
     cache.end_step();
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(page_tokens), static_cast<std::int32_t>(page));
-    node = prefix.advance(node, tokens, policy, cache.page_table()[static_cast<std::size_t>(page)]);
+    node =
+        prefix.advance(node, tokens, policy, cache.page_table().subspan(static_cast<std::size_t>(page), 1));
     ASSERT_LE(prefix.nodes(), 4 * limit);
     prefix.check_invariants();
   }
@@ -210,7 +212,7 @@ TEST_F(Prefix, ClearingForgetsAllAndHarmsNobody) {
   run(text(16), {});
   Cache cache(pool, {});
   const PrefixCache::Match match = prefix.find(text(17), {});
-  cache.adopt(match.pages);
+  cache.adopt(match.pages.front());
   prefix.enter(match.node);
   prefix.clear();
   prefix.check_invariants();

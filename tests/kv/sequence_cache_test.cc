@@ -14,7 +14,7 @@ constexpr std::int64_t kPage = 4, kStep = 3, kRowBytes = 2 * 4;
 const std::int64_t kWindows[] = {6, 0, 6, 0, 9};  // two kinds of local layers, and full ones
 
 SequenceCache make(const Policy& request) {
-  return {std::make_shared<PagePool>(Shape{2, 1, 2, DType::f32, kPage}), request, kWindows};
+  return {layer_kinds(kWindows, {2, 1, 2, DType::f32, kPage}), request, kWindows};
 }
 
 // Token p of layer l is written as k = (p, l).
@@ -80,14 +80,45 @@ TEST(SequenceCache, WithoutARequestsWindowOnlyFullLayersGrow) {
   EXPECT_LE(cache.layer(4).cache->kept_tokens(), 9 + kPage);
 }
 
-TEST(SequenceCache, SequencesShareThePagesOfFullLayersOnly) {
-  const auto pool = std::make_shared<PagePool>(Shape{2, 1, 2, DType::f32, kPage});
-  SequenceCache a(pool, {}, kWindows), b(pool, {}, kWindows);
-  EXPECT_EQ(&a.layer(1).cache->pool(), &b.layer(1).cache->pool());
-  EXPECT_NE(&a.layer(0).cache->pool(), &b.layer(0).cache->pool());
-  EXPECT_FALSE(a.is_full_alone());
-  const std::int64_t full[] = {0, 0};
-  EXPECT_TRUE(SequenceCache(pool, {}, full).is_full_alone());
+TEST(SequenceCache, SequencesShareThePoolOfEachKind) {
+  const std::vector<LayerKind> kinds = layer_kinds(kWindows, {2, 1, 2, DType::f32, kPage});
+  ASSERT_EQ(kinds.size(), 3u);
+  SequenceCache a(kinds, {}, kWindows), b(kinds, {}, kWindows);
+  for (const std::int64_t layer : {0, 1, 4})
+    EXPECT_EQ(&a.layer(layer).cache->pool(), &b.layer(layer).cache->pool());
+  EXPECT_NE(&a.layer(0).cache->pool(), &a.layer(4).cache->pool());
+  EXPECT_EQ(&a.kind(1), a.layer(0).cache);
+}
+
+TEST(SequenceCache, ACopyHoldsEveryKind) {
+  SequenceCache cache = make({2, 20, true});
+  for (int i = 0; i < 30; ++i) {
+    cache.begin_step(kStep);
+    write_step(cache, kStep);
+    cache.end_step();
+  }
+  const auto look = [&] {
+    std::vector<float> seen;
+    for (std::int64_t layer = 0; layer < 5; ++layer) {
+      const auto [kept, index] = cache.layer(layer);
+      const auto* k = static_cast<const float*>(kept->keys(index).data);
+      for (std::int64_t j = 0; j < 90; ++j) {
+        const std::int32_t page = kept->pages()[j / kPage];
+        if (page >= 0) seen.push_back(k[(page * kPage + j % kPage) * 2]);
+      }
+    }
+    return seen;
+  };
+  const std::vector<float> before = look();
+  EXPECT_GT(before.size(), 60u);
+  cache.poison_freed_pages(true);
+  cache.copy_out();
+  EXPECT_EQ(cache.copied_pages(), cache.kind(0).copied_pages());
+  EXPECT_THROW(cache.begin_step(1), Error);
+  for (std::size_t kind = 0; kind < cache.kinds(); ++kind) EXPECT_EQ(cache.kind(kind).allocated_pages(), 0);
+  cache.copy_in();
+  EXPECT_EQ(look(), before);
+  EXPECT_EQ(cache.copied_pages(), 0);
 }
 
 TEST(SequenceCache, AStepEndsForAllOrForNone) {
@@ -121,7 +152,7 @@ TEST(SequenceCache, AStepEndsForAllOrForNone) {
 TEST(SequenceCache, AStepThatTheSystemRefusesLeavesNoLayerBehind) {
   constexpr std::int64_t kLargePage = std::int64_t{1} << 20;
   const std::int64_t windows[] = {0, 6, 6, 6, 6, 6, 6, 6};
-  SequenceCache cache(std::make_shared<PagePool>(Shape{1, 1, 1 << 18, DType::f32, kLargePage}), {}, windows);
+  SequenceCache cache(layer_kinds(windows, {1, 1, 1 << 18, DType::f32, kLargePage}), {}, windows);
   // A page of a layer has 2^40 bytes of keys; 16 pages are mapped for each layer, and a process has 2^47 bytes in all.
   EXPECT_THROW(cache.begin_step(1), Error);
   for (const std::int64_t layer : {0, 1, 7}) {
@@ -130,11 +161,14 @@ TEST(SequenceCache, AStepThatTheSystemRefusesLeavesNoLayerBehind) {
   }
 }
 
-TEST(SequenceCache, NeedsPagesForTheFullLayers) {
+TEST(SequenceCache, NeedsPagesForEveryLayer) {
   for (const std::int64_t layers : {1, 3, 5}) {
-    const auto pool = std::make_shared<PagePool>(Shape{layers, 1, 2, DType::f32, kPage});
-    EXPECT_THROW(SequenceCache(pool, {}, kWindows), Error) << layers;
+    std::vector<LayerKind> kinds = layer_kinds(kWindows, {2, 1, 2, DType::f32, kPage});
+    kinds[0].pool = std::make_shared<PagePool>(Shape{layers, 1, 2, DType::f32, kPage});
+    EXPECT_THROW(SequenceCache(kinds, {}, kWindows), Error) << layers;
   }
+  const std::int64_t other[] = {0, 0, 7};
+  EXPECT_THROW(SequenceCache(layer_kinds(kWindows, {2, 1, 2, DType::f32, kPage}), {}, other), Error);
   EXPECT_THROW(make({4, 0, true}), Error) << "sinks without a window";
 }
 
