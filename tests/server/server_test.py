@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -365,6 +366,13 @@ class Refusals(ServerTest):
         self.assertEqual(metrics["basin_running_sequences"], 0)
         self.assertEqual(metrics['basin_kv_pages{state="held"}'], 0)
 
+    @unittest.skipIf(shutil.which("promtool") is None, "promtool (Debian: prometheus) is not installed")
+    def test_promtool_finds_nothing_to_say(self):
+        self.server.post(COMPLETIONS, {"prompt": "hello", "max_tokens": 3, "ignore_eos": True})
+        text = self.server.request("GET", "/metrics")[2]
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+        self.assertEqual((done.returncode, done.stdout + done.stderr), (0, b""))
+
     def test_no_prompt_in_the_log(self):
         self.server.post(COMPLETIONS, {"prompt": "a secret phrase", "max_tokens": 1})
         log = self.server.stderr()
@@ -384,6 +392,7 @@ class Other(ServerTest):
         self.assertIn(self.server.get("/tokenizer_info")["eos_token"], ("<|im_end|>", "<|endoftext|>"))
         self.assertIn("version", self.server.get("/version"))
         self.assertEqual(self.server.get("/get_server_info")["served_model_name"], "tiny")
+        self.assertIsNone(self.server.get("/tokenizer_info")["chat_template"])
 
     def test_tokenize_and_back(self):
         tokens = self.server.post("/tokenize", {"prompt": "hello the <|im_end|>"})["tokens"]
@@ -579,6 +588,17 @@ class Ends(unittest.TestCase):
         self.refused(2, "--port", self.model, "--port", "65536")
         self.refused(2, "exclude each other", self.model, "--api-key", "x", "--no-auth")
         self.refused(1, "has no tokenizer", cli_helpers.golden_model("llama_tiny"), "--port", "0")
+
+    def test_the_chat_template_of_the_model_is_given(self):
+        model = cli_helpers.copy_model(os.path.join(self.folder.name, "other"))
+        cli_helpers.write_tokenizer(model)
+        template = "{% for message in messages %}<|im_start|>{{ message['role'] + '\n' + message['content'] }}<|im_end|>\n{% endfor %}"
+        with open(os.path.join(model, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(template)
+        server = Server(model)
+        self.assertEqual(server.get("/tokenizer_info")["chat_template"], template)
+        server.stop()
+        server.close()
 
     def test_other_hosts_with_a_key(self):
         server = Server.__new__(Server)
