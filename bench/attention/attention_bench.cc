@@ -185,7 +185,8 @@ void register_all() {
       }
     }
     for (const Model& model :
-         {Model{3, 3, 64, 2048, 512, 1024}, Model{8, 2, 128, 2048, 512, 0}, Model{4, 1, 64, 1024, 1024, 0}}) {
+         {Model{3, 3, 64, 2048, 512, 1024}, Model{8, 2, 128, 2048, 512, 0}, Model{4, 1, 64, 1024, 1024, 0},
+          Model{4, 4, 64, 4096, 4096, 0}, Model{4, 4, 128, 4096, 4096, 0}}) {
       benchmark::RegisterBenchmark(
           fmt::format("prefill/{}/keys:{}/chunk:{}/window:{}/d:{}/group:{}", name(dtype), model.tokens,
                       model.chunk, model.window, model.d, model.group)

@@ -66,29 +66,21 @@ BASIN_INLINE void transpose_rest(const RowGroup& group, std::int64_t inputs, con
   transpose_step(rest, kStepBytes, put);
 }
 
-// One token times G groups, which are read together so that one chain need not wait for itself.
-template <int G>
-void multiply_bf16(const Panel& panel, const RowGroup (&group)[G]) {
+// One token times one group.
+void multiply_bf16(const Panel& panel, const RowGroup& group) {
   const std::int64_t inputs = panel.x.inputs, whole = inputs / kStep;
-  F16 sum[G];
-  unroll<G>([&](auto g) BASIN_LAMBDA { sum[g] = set(0.0f); });
-  const auto join = [&](std::int64_t step, auto g) BASIN_LAMBDA {
-    const Ahead<kStepBytes, kStepWords> ahead(group[g], G, step * kStepBytes);
+  F16 sum = set(0.0f);
+  const auto join = [&](std::int64_t step) BASIN_LAMBDA {
+    const Ahead<kStepBytes, kStepWords> ahead(group, step * kStepBytes);
     return [&sum, ahead, x = panel.x.data + step * kStepBytes](auto w, const Words& pairs) BASIN_LAMBDA {
-      F16& to = sum[decltype(g)::value];
-      to = pair_dot(to, pairs, word_at(x + 4 * w));
+      sum = pair_dot(sum, pairs, word_at(x + 4 * w));
       ahead.template fetch<decltype(w)::value>();
     };
   };
-  for (std::int64_t s = 0; s < whole; ++s) {
-    unroll<G>([&](auto g) BASIN_LAMBDA {
-      transpose_step(group[g].rows + s * kStepBytes, group[g].row_bytes, join(s, g));
-    });
-  }
-  unroll<G>([&](auto g) BASIN_LAMBDA {
-    if (whole * kStep < inputs) transpose_rest(group[g], inputs, join(whole, g));
-    finish_group(panel, group[g], 0, sum[g]);
-  });
+  for (std::int64_t s = 0; s < whole; ++s)
+    transpose_step(group.rows + s * kStepBytes, group.row_bytes, join(s));
+  if (whole * kStep < inputs) transpose_rest(group, inputs, join(whole));
+  finish_group(panel, group, 0, sum);
 }
 
 // Pairs of a group, those of each step behind those of the one before.
@@ -130,10 +122,9 @@ void bf16_panel(const Panel& panel) {
   float* const copy = panel.scratch + kGroups * packed_floats;
   const auto run = [&](std::int64_t row, auto groups) BASIN_LAMBDA {
     RowGroup group[groups];
-    for (int g = 0; g < groups; ++g) group[g] = group_at(panel, row + g * kGroupRows, copy);
-    if (panel.x.tokens == 1) return multiply_bf16<groups>(panel, group);
     const std::byte* packed[groups];
     for (int g = 0; g < groups; ++g) {
+      group[g] = group_at(panel, row + g * kGroupRows, copy);
       auto* to = reinterpret_cast<std::byte*>(panel.scratch + g * packed_floats);
       pack_bf16(group[g], panel.x.inputs, to);
       packed[g] = to;
@@ -143,6 +134,11 @@ void bf16_panel(const Panel& panel) {
     for (; t + 4 <= panel.x.tokens; t += 4) bf16_tile<groups, 4>(panel, packed, group, t);
     for (; t < panel.x.tokens; ++t) bf16_tile<groups, 1>(panel, packed, group, t);
   };
+  if (panel.x.tokens == 1) {
+    for (std::int64_t row = 0; row < panel.rows; row += kGroupRows)
+      multiply_bf16(panel, group_at(panel, row, copy));
+    return;
+  }
   for (std::int64_t row = 0; row < panel.rows; row += kRowsAtOnce) {
     if (panel.rows - row > kGroupRows) {
       run(row, Index<kGroups>());

@@ -1,7 +1,6 @@
 // How the blocks of sixteen rows unpack, so that outputs lie in lanes: elements as unsigned bytes q, four of a row to a
 // word, with the factors that make values of them:
 //   value = d (q - kBias) + m
-// What the SIMD registers cannot fetch from sixteen rows at once, the scales, is gathered one by one into RawFactors first.
 #pragma once
 
 #include "ops/cpu/words.h"
@@ -11,27 +10,22 @@ namespace {
 
 constexpr int kBlockWords = kBlock / 4;
 
-// Of one block of each row, as the format stores them.
-struct RawFactors {
-  alignas(32) std::uint16_t half[2][kGroupRows];
-  alignas(64) std::uint32_t word[4][kGroupRows];
+// The words of a block in front of its elements, or of its scales, of each row.
+struct Header {
+  Words word[4];
 };
 
-// to[i] = the element at p in row i.
-template <typename T>
-BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, T (&to)[kGroupRows]) {
-  for (int i = 0; i < kGroupRows; ++i) __builtin_memcpy(&to[i], p + i * stride, sizeof(T));
-}
-
-BASIN_INLINE F16 halves(const std::uint16_t (&half)[kGroupRows]) {
-  return load_stored<Storage::f16>(reinterpret_cast<const std::byte*>(half));
+BASIN_INLINE Header read_header(const std::byte* p, std::ptrdiff_t stride) {
+  Header header;
+  transpose(p, stride, [&](auto c, const Words& words) BASIN_LAMBDA { header.word[c] = words; });
+  return header;
 }
 
 /// What a format says of sixteen rows. In it:
 ///   kElements, kBytes  of a block; kBias, kSign and kHasMin as above
 ///   kScales            d's of 32 elements: one, or one for each 16
 ///   kUnit              runs of 32 elements that unpack together
-///   gather             fills what the others need of RawFactors
+///   read               what the others need of the header
 ///   factors<i>         of the run i of a block: d[kScales] and, where kHasMin, m
 ///   unpack<u>          calls put(Index<run of the unit>(), Index<w>(), words) for the words w of the runs of unit u
 template <Weights kWeights>
@@ -45,14 +39,13 @@ struct ScaledBlocks {
   static constexpr Sign kSign = kTheBias == 128 ? Sign::wide : kTheBias == 0 ? Sign::none : Sign::biased;
   static constexpr bool kHasMin = kTheBias == 0;  // then a half behind d
 
-  static BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, RawFactors& raw) {
-    cpu::BASIN_TARGET::gather(p, stride, raw.half[0]);
-    if constexpr (kHasMin) cpu::BASIN_TARGET::gather(p + 2, stride, raw.half[1]);
+  static BASIN_INLINE Header read(const std::byte* p, std::ptrdiff_t stride) {
+    return read_header(p, stride);
   }
   template <int>
-  static BASIN_INLINE void factors(const RawFactors& raw, F16 (&d)[kScales], [[maybe_unused]] F16& m) {
-    d[0] = halves(raw.half[0]);
-    if constexpr (kHasMin) m = halves(raw.half[1]);
+  static BASIN_INLINE void factors(const Header& header, F16 (&d)[kScales], [[maybe_unused]] F16& m) {
+    d[0] = halves(header.word[0]);
+    if constexpr (kHasMin) m = halves(shift_right<16>(header.word[0]));
   }
 };
 
@@ -68,8 +61,7 @@ BASIN_INLINE void unpack_nibbles(const std::byte* p, std::ptrdiff_t stride, cons
 template <>
 struct Group<Weights::q4_0> : ScaledBlocks<18, 8> {
   template <int, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unpack_nibbles(p + 2, stride, [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, q); });
   }
 };
@@ -77,46 +69,38 @@ struct Group<Weights::q4_0> : ScaledBlocks<18, 8> {
 template <>
 struct Group<Weights::q4_1> : ScaledBlocks<20, 0> {
   template <int, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unpack_nibbles(p + 4, stride, [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, q); });
   }
 };
 
 // The fifth bits of a block are a word, bit i for element i: those of the elements of word w, each in its byte.
 template <int kWord>
-BASIN_INLINE Words fifth_bits(const std::uint32_t (&bits)[kGroupRows]) {
-  const Words four = shift_right<4 * kWord>(load_words(bits)) & set_words(15);
+BASIN_INLINE Words fifth_bits(const Words& bits) {
+  const Words four = shift_right<4 * kWord>(bits) & set_words(15);
   // Copies at bits 0, 7, 14 and 21 put bit i of the four at bit 8 i.
   return shift_left<4>(four * set_words(0x00204081u) & set_words(0x01010101u));
 }
 
 template <>
 struct Group<Weights::q5_0> : ScaledBlocks<22, 16> {
-  static BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, RawFactors& raw) {
-    ScaledBlocks::gather(p, stride, raw);
-    cpu::BASIN_TARGET::gather(p + 2, stride, raw.word[0]);
-  }
   template <int, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors& raw,
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header& header,
                                   const Put& put) {
+    const Words bits = shift_right<16>(header.word[0]) | shift_left<16>(header.word[1]);
     unpack_nibbles(p + 6, stride, [&](auto w, const Words& q) BASIN_LAMBDA {
-      put(Index<0>(), w, q | fifth_bits<decltype(w)::value>(raw.word[0]));
+      put(Index<0>(), w, q | fifth_bits<decltype(w)::value>(bits));
     });
   }
 };
 
 template <>
 struct Group<Weights::q5_1> : ScaledBlocks<24, 0> {
-  static BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, RawFactors& raw) {
-    ScaledBlocks::gather(p, stride, raw);
-    cpu::BASIN_TARGET::gather(p + 4, stride, raw.word[0]);
-  }
   template <int, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors& raw,
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header& header,
                                   const Put& put) {
     unpack_nibbles(p + 8, stride, [&](auto w, const Words& q) BASIN_LAMBDA {
-      put(Index<0>(), w, q | fifth_bits<decltype(w)::value>(raw.word[0]));
+      put(Index<0>(), w, q | fifth_bits<decltype(w)::value>(header.word[1]));
     });
   }
 };
@@ -124,8 +108,7 @@ struct Group<Weights::q5_1> : ScaledBlocks<24, 0> {
 template <>
 struct Group<Weights::q8_0> : ScaledBlocks<34, 128> {
   template <int, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unroll<2>([&](auto half) BASIN_LAMBDA {
       transpose(p + 2 + 16 * half, stride, [&](auto c, const Words& q) BASIN_LAMBDA {
         put(Index<0>(), Index<4 * half + c>(), signed_bytes(q));
@@ -139,21 +122,16 @@ constexpr std::uint8_t kTwiceE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11,
 
 template <>
 struct Group<Weights::mxfp4> : ScaledBlocks<17, 12> {
-  static BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, RawFactors& raw) {
-    // A word each, of which the first byte counts: sixteen of those are faster to collect than bytes.
-    cpu::BASIN_TARGET::gather(p, stride, raw.word[0]);
-  }
   template <int>
-  static BASIN_INLINE void factors(const RawFactors& raw, F16 (&d)[kScales], F16&) {
+  static BASIN_INLINE void factors(const Header& header, F16 (&d)[kScales], F16&) {
     // Half of 2^(e - 127), which may be subnormal: the product of two powers near its root.
-    const Words e = load_words(raw.word[0]) & set_words(0xff);
+    const Words e = header.word[0] & set_words(0xff);
     const auto power = [](const Words& n)
                            BASIN_LAMBDA { return as_floats(shift_left<23>(n + set_words(63))); };
     d[0] = mul(power(shift_right<1>(e)), power(shift_right<1>(e + set_words(1))));
   }
   template <int, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unpack_nibbles(p + 1, stride,
                    [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, look_up(kTwiceE2m1, q)); });
   }
@@ -168,35 +146,32 @@ struct PairedBlocks {
   static constexpr Sign kSign = Sign::none;
   static constexpr bool kHasMin = true;
 
-  static BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, RawFactors& raw) {
-    cpu::BASIN_TARGET::gather(p, stride, raw.half[0]);
-    cpu::BASIN_TARGET::gather(p + 2, stride, raw.half[1]);
-    transpose(p, stride, [&](auto c, const Words& words) BASIN_LAMBDA { store_words(words, raw.word[c]); });
+  static BASIN_INLINE Header read(const std::byte* p, std::ptrdiff_t stride) {
+    return read_header(p, stride);
   }
 
   template <int kRun>
-  static BASIN_INLINE void factors(const RawFactors& raw, F16 (&d)[kScales], F16& m) {
+  static BASIN_INLINE void factors(const Header& header, F16 (&d)[kScales], F16& m) {
     const Words byte = set_words(0x3f);
     const auto at = [&](const Words& a) BASIN_LAMBDA { return shift_right<8 * (kRun % 4)>(a); };
-    Words scale = at(load_words(raw.word[1])), minimum = at(load_words(raw.word[2]));
+    Words scale = at(header.word[1]), minimum = at(header.word[2]);
     if constexpr (kRun >= 4) {
-      const Words low = at(load_words(raw.word[3]));
+      const Words low = at(header.word[3]);
       scale = (low & set_words(0x0f)) | (shift_right<2>(scale) & set_words(0x30));
       minimum = (shift_right<4>(low) & set_words(0x0f)) | (shift_right<2>(minimum) & set_words(0x30));
     } else {
       scale = scale & byte;
       minimum = minimum & byte;
     }
-    d[0] = mul(to_floats(scale), halves(raw.half[0]));
-    m = mul(to_floats(minimum), mul(halves(raw.half[1]), set(-1.0f)));
+    d[0] = mul(to_floats(scale), halves(header.word[0]));
+    m = mul(to_floats(minimum), mul(halves(shift_right<16>(header.word[0])), set(-1.0f)));
   }
 };
 
 template <>
 struct Group<Weights::q4_k> : PairedBlocks<144> {
   template <int kIndex, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unroll<2>([&](auto half) BASIN_LAMBDA {
       transpose(p + 16 + 32 * kIndex + 16 * half, stride, [&](auto c, const Words& both) BASIN_LAMBDA {
         put(Index<0>(), Index<4 * half + c>(), field<0, 15>(both));
@@ -210,8 +185,7 @@ template <>
 struct Group<Weights::q5_k> : PairedBlocks<176> {
   // Bit 2 kIndex of byte i of the block's 32 belongs to element i of the unit's first run, the next to that of the second.
   template <int kIndex, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unroll<2>([&](auto half) BASIN_LAMBDA {
       Words fifth[4];
       transpose(p + 16 + 16 * half, stride, [&](auto c, const Words& bits) BASIN_LAMBDA { fifth[c] = bits; });
@@ -233,27 +207,29 @@ struct Group<Weights::q6_k> {
   static constexpr Sign kSign = Sign::biased;
   static constexpr bool kHasMin = false;
 
-  static BASIN_INLINE void gather(const std::byte* p, std::ptrdiff_t stride, RawFactors& raw) {
-    transpose(p + 192, stride,
-              [&](auto c, const Words& words) BASIN_LAMBDA { store_words(words, raw.word[c]); });
-    cpu::BASIN_TARGET::gather(p + 208, stride, raw.half[0]);
+  struct Scales {
+    Header bytes;
+    F16 d;
+  };
+  static BASIN_INLINE Scales read(const std::byte* p, std::ptrdiff_t stride) {
+    // d is the last half of a block.
+    return {read_header(p + 192, stride),
+            halves(shift_right<16>(read_header(p + kBytes - 16, stride).word[3]))};
   }
 
   template <int kRun>
-  static BASIN_INLINE void factors(const RawFactors& raw, F16 (&d)[kScales], F16&) {
-    const F16 whole = halves(raw.half[0]);
+  static BASIN_INLINE void factors(const Scales& scales, F16 (&d)[kScales], F16&) {
     unroll<2>([&](auto part) BASIN_LAMBDA {
       constexpr int kIndex = 2 * kRun + part;
       // A signed byte: flipped, it is that and 128.
-      const Words byte = (shift_right<8 * (kIndex % 4)>(load_words(raw.word[kIndex / 4])) & set_words(0xff)) ^
-                         set_words(0x80);
-      d[part] = mul(to_floats(byte + set_words(static_cast<std::uint32_t>(-128))), whole);
+      const Words byte =
+          (shift_right<8 * (kIndex % 4)>(scales.bytes.word[kIndex / 4]) & set_words(0xff)) ^ set_words(0x80);
+      d[part] = mul(to_floats(byte + set_words(static_cast<std::uint32_t>(-128))), scales.d);
     });
   }
 
   template <int kIndex, typename Put>
-  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const RawFactors&,
-                                  const Put& put) {
+  static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Scales&, const Put& put) {
     unroll<2>([&](auto half) BASIN_LAMBDA {
       Words high[4];
       transpose(p + 128 + 32 * kIndex + 16 * half, stride,

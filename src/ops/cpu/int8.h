@@ -36,19 +36,13 @@ struct Token {
         half_sum(x.half_sum + token * (x.padded / kBlock * 2)) {}
 };
 
-// Gathers the factors of some blocks, then calls body(block of the row, its address, RawFactors) for each of them, and so on:
-// what is gathered one by one must have left the store queue before it is read together.
+// Calls body(block of the row, its address, its header) for each block.
 template <typename F, typename Body>
 BASIN_INLINE void each_block(const RowGroup& group, std::int64_t inputs, const Body& body) {
-  constexpr std::int64_t kAtOnce = F::kElements == 256 ? 4 : 16;
   const std::int64_t blocks = inputs / F::kElements;
-  RawFactors raw[kAtOnce];
-  for (std::int64_t first = 0; first < blocks; first += kAtOnce) {
-    const std::int64_t count = blocks - first < kAtOnce ? blocks - first : kAtOnce;
-    const std::byte* block = group.rows + first * F::kBytes;
-    for (std::int64_t b = 0; b < count; ++b) F::gather(block + b * F::kBytes, group.row_bytes, raw[b]);
-    for (std::int64_t b = 0; b < count; ++b) body(first + b, block + b * F::kBytes, raw[b]);
-  }
+  const std::byte* block = group.rows;
+  for (std::int64_t b = 0; b < blocks; ++b, block += F::kBytes)
+    body(b, block, F::read(block, group.row_bytes));
 }
 
 // One token times sixteen rows.
@@ -57,34 +51,34 @@ void multiply_group(const Panel& panel, const RowGroup& group) {
   constexpr std::int64_t kRuns = F::kElements / kBlock;
   const Token x(panel.x, 0);
   F16 sum = set(0.0f);
-  each_block<F>(group, panel.x.inputs,
-                [&](std::int64_t b, const std::byte* block, const RawFactors& raw) BASIN_LAMBDA {
-                  constexpr int kPuts = static_cast<int>(kRuns) * kBlockWords;
-                  const Ahead<F::kBytes, kPuts> ahead(group, 1, b * F::kBytes);
-                  unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
-                    const std::int64_t first = b * kRuns + unit * F::kUnit;  // run of the token
-                    const std::byte* q = x.q + first * kBlock;
-                    Words dots[F::kUnit * F::kScales];
-                    unroll<F::kUnit * F::kScales>([&](auto i) BASIN_LAMBDA {
-                      dots[i] = start<F>(x.half_sum + first * 2 + i * (2 / F::kScales));
-                    });
-                    F::template unpack<decltype(unit)::value>(
-                        block, group.row_bytes, raw, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
-                          Words& to = dots[run * F::kScales + w * F::kScales / kBlockWords];
-                          to = dot<F::kSign>(to, words, word_at(q + run * kBlock + w * 4));
-                          ahead.template fetch<(unit * F::kUnit + run) * kBlockWords + w>();
-                        });
-                    unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
-                      F16 d[F::kScales], m;
-                      F::template factors<unit * F::kUnit + run>(raw, d, m);
-                      const F16 d_a = set(x.scale[first + run]);
-                      unroll<F::kScales>([&](auto i) BASIN_LAMBDA {
-                        sum = fma(to_floats(dots[run * F::kScales + i]), mul(d[i], d_a), sum);
-                      });
-                      if constexpr (F::kHasMin) sum = fma(m, set(x.scaled_sum[first + run]), sum);
-                    });
-                  });
-                });
+  each_block<F>(
+      group, panel.x.inputs, [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
+        constexpr int kPuts = static_cast<int>(kRuns) * kBlockWords;
+        const Ahead<F::kBytes, kPuts> ahead(group, b * F::kBytes);
+        unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
+          const std::int64_t first = b * kRuns + unit * F::kUnit;  // run of the token
+          const std::byte* q = x.q + first * kBlock;
+          Words dots[F::kUnit * F::kScales];
+          unroll<F::kUnit * F::kScales>([&](auto i) BASIN_LAMBDA {
+            dots[i] = start<F>(x.half_sum + first * 2 + i * (2 / F::kScales));
+          });
+          F::template unpack<decltype(unit)::value>(
+              block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
+                Words& to = dots[run * F::kScales + w * F::kScales / kBlockWords];
+                to = dot<F::kSign>(to, words, word_at(q + run * kBlock + w * 4));
+                ahead.template fetch<(unit * F::kUnit + run) * kBlockWords + w>();
+              });
+          unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
+            F16 d[F::kScales], m;
+            F::template factors<unit * F::kUnit + run>(header, d, m);
+            const F16 d_a = set(x.scale[first + run]);
+            unroll<F::kScales>([&](auto i) BASIN_LAMBDA {
+              sum = fma(to_floats(dots[run * F::kScales + i]), mul(d[i], d_a), sum);
+            });
+            if constexpr (F::kHasMin) sum = fma(m, set(x.scaled_sum[first + run]), sum);
+          });
+        });
+      });
   finish_group(panel, group, 0, sum);
 }
 
@@ -98,23 +92,22 @@ struct Packed {
 template <typename F>
 void pack_group(const RowGroup& group, std::int64_t inputs, const Packed& to) {
   constexpr std::int64_t kRuns = F::kElements / kBlock;
-  each_block<F>(
-      group, inputs, [&](std::int64_t b, const std::byte* block, const RawFactors& raw) BASIN_LAMBDA {
-        unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
-          const std::int64_t first = b * kRuns + unit * F::kUnit;
-          F::template unpack<decltype(unit)::value>(
-              block, group.row_bytes, raw, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
-                store_words(words, to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
-              });
-          unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
-            F16 d[F::kScales], m;
-            F::template factors<unit * F::kUnit + run>(raw, d, m);
-            unroll<F::kScales>(
-                [&](auto i) BASIN_LAMBDA { store(d[i], to.d + ((first + run) * F::kScales + i) * kLanes); });
-            if constexpr (F::kHasMin) store(m, to.m + (first + run) * kLanes);
+  each_block<F>(group, inputs, [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
+    unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
+      const std::int64_t first = b * kRuns + unit * F::kUnit;
+      F::template unpack<decltype(unit)::value>(
+          block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
+            store_words(words, to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
           });
-        });
+      unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
+        F16 d[F::kScales], m;
+        F::template factors<unit * F::kUnit + run>(header, d, m);
+        unroll<F::kScales>(
+            [&](auto i) BASIN_LAMBDA { store(d[i], to.d + ((first + run) * F::kScales + i) * kLanes); });
+        if constexpr (F::kHasMin) store(m, to.m + (first + run) * kLanes);
       });
+    });
+  });
 }
 
 /// What a tile needs to know of a format.

@@ -28,15 +28,15 @@ BASIN_INLINE RowGroup group_at(const Panel& panel, std::int64_t row, float* copy
   return group;
 }
 
-// Fetches the rows behind the next `groups` while these are read, in the order of memory: the hardware sees no stream where
+// Fetches the rows behind a group while it is read, in the order of memory: the hardware sees no stream where
 // sixteen rows are read together, a piece of each. A piece is kBytes of each row, and its lines are asked for one by one, in
 // kTimes calls, since a core forgets what exceeds the misses that it can follow.
 template <std::int64_t kBytes, int kTimes>
 struct Ahead {
   const std::byte* from;
 
-  Ahead(const RowGroup& group, std::int64_t groups, std::int64_t offset)
-      : from(group.rows + kGroupRows * (groups * group.row_bytes + offset)) {}
+  Ahead(const RowGroup& group, std::int64_t offset)  // which is how far into each row the piece begins
+      : from(group.rows + kGroupRows * (group.row_bytes + offset)) {}
 
   template <int kTime>
   BASIN_INLINE void fetch() const {

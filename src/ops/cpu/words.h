@@ -200,10 +200,9 @@ BASIN_INLINE void transpose(const std::byte* p, std::ptrdiff_t stride, const Put
   // 128-bit lane l of z[i] is row 4 l + i, so that transposing within the lanes gives the rows in their order.
   __m512i z[4];
   unroll<4>([&](auto i) BASIN_LAMBDA {
-    z[i] = _mm512_broadcast_i32x4(four(i));
-    z[i] = _mm512_mask_broadcast_i32x4(z[i], 0x00f0, four(4 + i));
-    z[i] = _mm512_mask_broadcast_i32x4(z[i], 0x0f00, four(8 + i));
-    z[i] = _mm512_mask_broadcast_i32x4(z[i], 0xf000, four(12 + i));
+    const __m256i low = _mm256_inserti128_si256(_mm256_castsi128_si256(four(i)), four(4 + i), 1);
+    const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(four(8 + i)), four(12 + i), 1);
+    z[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   });
   const __m512i a0 = _mm512_unpacklo_epi32(z[0], z[1]), a1 = _mm512_unpackhi_epi32(z[0], z[1]);
   const __m512i b0 = _mm512_unpacklo_epi32(z[2], z[3]), b1 = _mm512_unpackhi_epi32(z[2], z[3]);
@@ -232,6 +231,21 @@ BASIN_INLINE void transpose(const std::byte* p, std::ptrdiff_t stride, const Put
     for (int i = 0; i < kLanes; ++i) __builtin_memcpy(&column.element[i], p + i * stride + 4 * c, 4);
     put(c, column);
   });
+#endif
+}
+
+// The lower halves of the words, which are half floats.
+BASIN_INLINE F16 halves(const Words& a) {
+#if defined(__AVX512F__)
+  F16 r;
+  r.part[0].raw = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a.all));
+  return r;
+#else
+  alignas(64) std::uint32_t word[kLanes];
+  alignas(32) std::uint16_t half[kLanes];
+  store_words(a, word);
+  for (int i = 0; i < kLanes; ++i) half[i] = static_cast<std::uint16_t>(word[i]);
+  return load_stored<Storage::f16>(reinterpret_cast<const std::byte*>(half));
 #endif
 }
 
