@@ -13,15 +13,13 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
-set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "attention-sink engine
- Runs, serves and examines language models whose attention leans on sinks:
- learned sink logits, first tokens that stay visible, and windows.")
+set(CPACK_COMPONENT_PROGRAM_DESCRIPTION "Runs, serves and examines language models whose attention leans on sinks:
+learned sink logits, first tokens that stay visible, and windows.")
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME basin)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SUGGESTS librsvg2-bin)  # basin probe draws PNG with it
-set(CPACK_COMPONENT_LIBRARY_DESCRIPTION "attention with sinks and windows, for C++ and C
- Attention with learned sink logits, sink tokens and windows, forward and
- backward, as a static library for C++20 and a shared one for C.")
+set(CPACK_COMPONENT_LIBRARY_DESCRIPTION "Attention with learned sink logits, sink tokens and windows, forward and
+backward, as a static library for C++20 and a shared one for C.")
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME basin-attention-dev)
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libdevel)
 

@@ -53,6 +53,7 @@ class Package(unittest.TestCase):
             self.assertEqual(self.field(file, "Architecture"), self.checked("dpkg", "--print-architecture").strip())
             for needed in ("libc6", "libstdc++6"):
                 self.assertIn(needed, self.field(file, "Depends"))
+            self.assertRegex(self.field(file, "Description"), r"\A[^\n]*engine[^\n]*\n [A-Z][^\n]*\n [a-z]", "a line, and what it says")
             notices = (self.root / "usr/share/doc" / name / "copyright").read_text()
             self.assertIn("Apache License", notices)
             self.assertIn("PCRE2", notices)
