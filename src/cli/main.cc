@@ -11,6 +11,7 @@
 
 int main(int argc, char** argv) {
   using namespace basin;
+  cli::hold_standard_streams();
   cli::install_signal_handlers();
   try {
     const cli::Command command = cli::parse(argc, argv);

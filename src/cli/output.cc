@@ -1,5 +1,6 @@
 #include "cli/output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -52,6 +53,14 @@ std::string without_controls(std::string_view text, std::string_view kept) {
 }
 
 }  // namespace
+
+void hold_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) != -1) continue;
+    // Open for the other direction: reads and writes give EBADF, as of a closed one. The lowest free number is this one.
+    static_cast<void>(::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+  }
+}
 
 void write_stdout(std::string_view text) {
   if (!write_all(STDOUT_FILENO, text)) {

@@ -8,6 +8,10 @@
 
 namespace basin::cli {
 
+/// Takes the numbers of standard streams that are closed, so that no file or socket gets them: what is written to such a stream
+/// fails as before. Before anything else is opened.
+void hold_standard_streams();
+
 /// Writes and flushes. Throws Error(io) when stdout is closed or full.
 void write_stdout(std::string_view text);
 

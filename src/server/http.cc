@@ -8,6 +8,7 @@
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
+#include <csignal>
 #include <mutex>
 #include <optional>
 #include <unordered_set>
@@ -599,6 +600,9 @@ std::size_t HttpServer::connections() const {
 void HttpServer::hold_signals() {
   state_->signals.add(SIGTERM);
   state_->signals.add(SIGINT);
+  struct sigaction before = {};
+  sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) state_->signals.add(SIGHUP);  // else nohup wants it to go on
 }
 
 void HttpServer::run(std::function<void(int)> on_signal) {

@@ -74,9 +74,9 @@ class HttpServer {
   std::uint16_t port() const;
   bool loopback() const;
 
-  /// From now on SIGTERM and SIGINT wait for run().
+  /// From now on SIGTERM, SIGINT and SIGHUP (unless it is ignored) wait for run().
   void hold_signals();
-  /// Serves on this thread until drain() has ended or stop() is called. SIGTERM and SIGINT call `on_signal` with their number.
+  /// Serves on this thread until drain() has ended or stop() is called. Those signals call `on_signal` with their number.
   void run(std::function<void(int)> on_signal);
   /// Takes no more connections, answers what has come, and ends.
   void drain();

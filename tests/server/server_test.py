@@ -566,6 +566,30 @@ class Ends(unittest.TestCase):
         self.assertEqual(server.stop(signal.SIGINT), 130)
         server.log.close()
 
+    def test_a_terminal_that_goes_ends_it(self):
+        server = Server(self.model)
+        self.assertEqual(server.stop(signal.SIGHUP), 0)
+        server.log.close()
+
+    def test_nohup_goes_on(self):
+        server = Server(self.model, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        self.assertEqual(server.get("/health"), {"status": "ok"})
+        self.assertEqual(server.stop(), 0)
+        server.log.close()
+
+    def test_no_socket_gets_the_number_of_a_closed_stream(self):
+        done = subprocess.run(["sh", "-c", 'exec "$0" serve "$1" --port 0 >&- <&-', BINARY, self.model], stderr=subprocess.PIPE,
+                              check=False, timeout=60)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"cannot write to standard output: Bad file descriptor", done.stderr)
+        server = Server(self.model, preexec_fn=lambda: (os.close(0), os.close(2)))
+        for descriptor in (0, 2):
+            self.assertEqual(os.readlink(f"/proc/{server.process.pid}/fd/{descriptor}"), "/dev/null")
+        self.assertEqual(server.stop(), 0)
+        server.log.close()
+
     def test_a_signal_right_after_the_first_line(self):
         for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)) * 5:
             server = Server(self.model)
