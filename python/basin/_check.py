@@ -127,6 +127,8 @@ def flag(name, value):
 
 def mask(causal, window_size, sink_tokens):
     """flash-attn's window counts keys besides self, -1 = unlimited; the operators count self, 0 = unlimited."""
+    if isinstance(window_size, torch.Tensor) and not window_size.is_floating_point():
+        window_size = tuple(window_size.tolist()) if window_size.dim() == 1 else window_size  # flash-attn takes these, too
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise ValueError(f"window_size is {window_size!r}; it must be (left, right), -1 = unlimited")
     for side in window_size:

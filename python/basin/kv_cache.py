@@ -31,7 +31,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     mask = _check.mask(causal, window_size, sink_tokens)
     cache = _Cache(q, k_cache, v_cache, cache_batch_idx, cache_leftpad, block_table)
     lengths = _lengths(cache_seqlens, q, k_cache, block_table)
-    start = lengths if cache_leftpad is None else lengths - cache.leftpad  # positions count from the first key
+    start = lengths  # flash-attn's angles count from the first row of the cache, padding included
     _check_new(k, v, q, k_cache, v_cache)
     if rotary_cos is not None or rotary_sin is not None:
         _check_rotary(rotary_cos, rotary_sin, q, k)

@@ -36,6 +36,8 @@ WRONG = [
     ({"softcap": float("inf")}, ValueError, "softcap is inf"),
     ({"window_size": 3}, ValueError, "window_size is 3"),
     ({"window_size": (1.0, 0)}, TypeError, "window_size is (1.0, 0)"),
+    ({"window_size": torch.tensor([1.0, 0.0])}, ValueError, "window_size is tensor([1., 0.])"),
+    ({"window_size": torch.tensor([1, 2, 3])}, ValueError, "window_size is (1, 2, 3)"),
     ({"causal": "yes"}, TypeError, "causal must be a bool"),
     ({"dropout_p": 1.0}, ValueError, "dropout_p is 1.0"),
     ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1"),
@@ -136,3 +138,10 @@ def test_merging():
 def test_cuda_tensors_without_kernels_say_what_is_missing():
     missing = basin.cuda_missing()
     assert missing is None or "CUDA" in missing or "cuda" in missing
+
+
+def test_a_window_may_be_a_tensor_of_two_integers():
+    q, k, v = (draw(1, 9, h, 16, dtype=torch.float32, seed=h, grad=False) for h in (4, 2, 2))
+    want = basin.flash_attn_func(q, k, v, window_size=(2, 1))
+    assert torch.equal(basin.flash_attn_func(q, k, v, window_size=torch.tensor([2, 1])), want)
+    assert not torch.equal(basin.flash_attn_func(q, k, v), want)

@@ -112,3 +112,14 @@ def test_without_lengths_the_whole_cache_counts():
     q, k, v = (draw(2, n, h, D, seed=s, dtype=torch.float32, grad=False) for s, n, h in ((1, 1, H), (2, 9, HKV), (3, 9, HKV)))
     assert torch.equal(basin.flash_attn_with_kvcache(q, k, v), basin.flash_attn_func(q, k, v))
     assert torch.equal(basin.flash_attn_with_kvcache(q, k, v, cache_seqlens=4), basin.flash_attn_func(q, k[:, :4], v[:, :4]))
+
+
+def test_left_padding_does_not_shift_the_angles_of_new_keys():
+    """As in flash-attn, whose tests rotate by cache_seqlens, padding included."""
+    caches = [[torch.zeros(B, CAPACITY, HKV, D) for _ in range(2)] for _ in range(2)]
+    q, k, v = (draw(B, 1, h, D, dtype=torch.float32, seed=h, grad=False) for h in (2 * HKV, HKV, HKV))
+    angles = draw(CAPACITY, D // 2, dtype=torch.float32, seed=6, grad=False)
+    options = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "cache_seqlens": LENGTHS, "causal": True}
+    basin.flash_attn_with_kvcache(q, *caches[0], k, v, **options)
+    basin.flash_attn_with_kvcache(q, *caches[1], k, v, cache_leftpad=torch.ones(B, dtype=torch.int32), **options)
+    assert torch.equal(caches[0][0], caches[1][0]) and caches[0][0].abs().sum() > 0
