@@ -307,9 +307,12 @@ std::string draw_panel(const Panel& panel, double width, double height, const st
   }
   for (const Line& line : panel.lines) out += draw_line(line, x, y);
   out += "</g>\n";
+  // Around a map, not on it: its first column may be the one that matters.
+  const double aside = panel.image ? 1.0 : 0.0;
   out += fmt::format(
-      "<rect x=\"{0}\" y=\"{1}\" width=\"{2:.1f}\" height=\"{3:.1f}\" fill=\"none\" stroke=\"{4}\"/>\n",
-      kLeft, kTop, right - kLeft, bottom - kTop, kInk);
+      "<rect x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"{2:.1f}\" height=\"{3:.1f}\" fill=\"none\" "
+      "stroke=\"{4}\"/>\n",
+      kLeft - aside, kTop - aside, right - kLeft + 2 * aside, bottom - kTop + 2 * aside, kInk);
   out += draw_legend(panel, right, kTop, bottom, x, y);
   out += text((kLeft + right) / 2, height - 14, panel.x_label, kNormal);
   out += text(0, 0, panel.y_label, kNormal, "middle",
