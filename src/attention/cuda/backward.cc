@@ -105,20 +105,27 @@ void backward(const Backward& p, void* workspace, std::size_t bytes, CUstream_st
              query_ctas = static_cast<unsigned>(plan.query_ctas);
   const sm90::RowKernels rows = sm90::row_kernels(shape.dtype == DType::bf16, plan.d_qk);
   void* for_rows[] = {&arguments};
+  // (All maps before the first launch: what the driver refuses is refused whole.)
+  struct Maps {
+    CUtensorMap q, k, v, dout;
+  };
+  const auto maps_of = [&](int query_rows, int keys) -> Maps {
+    return {sm90::tensor_map(f.q, query_rows, 1, workspace), sm90::tensor_map(f.k, keys, 1, workspace),
+            sm90::tensor_map(f.v, keys, 1, workspace), sm90::tensor_map(p.dout, query_rows, 1, workspace)};
+  };
+  Maps for_keys = maps_of(sm90::kBackwardTileRows, plan.block_keys);
+  Maps for_queries = maps_of(plan.block_rows, plan.tile_keys);
+  void* keys_list[] = {&arguments, &for_keys.q, &for_keys.k, &for_keys.v, &for_keys.dout};
+  void* queries_list[] = {&arguments, &for_queries.q, &for_queries.k, &for_queries.v, &for_queries.dout};
+
   if (row_blocks > 0) launch(rows.row_sums, dim3(row_blocks, heads), rows.threads, 0, stream, for_rows);
   if (p.dsink_logit != nullptr) launch(rows.dsink, dim3(heads), rows.threads, 0, stream, for_rows);
-
   // Keys without queries have gradients, too: zero. So this kernel runs whenever there are keys.
-  CUtensorMap q_map = sm90::tensor_map(f.q, sm90::kBackwardTileRows, 1, workspace);
-  CUtensorMap k_map = sm90::tensor_map(f.k, plan.block_keys, 1, workspace);
-  CUtensorMap v_map = sm90::tensor_map(f.v, plan.block_keys, 1, workspace);
-  CUtensorMap dout_map = sm90::tensor_map(p.dout, sm90::kBackwardTileRows, 1, workspace);
-  void* for_products[] = {&arguments, &q_map, &k_map, &v_map, &dout_map};
   if (row_blocks == 0 && key_ctas > 0)  // nobody has set the ticket
     expect_success(cudaMemsetAsync(arguments.ticket, 0, sizeof(std::uint32_t), stream), "cudaMemsetAsync");
   if (key_ctas > 0) {
     launch(instances.keys.kernel, dim3(key_ctas), instances.keys.threads, instances.keys.shared_bytes, stream,
-           for_products);
+           keys_list);
   }
   if (key_ctas > 0 && plan.sink_blocks > 0) {
     launch(instances.fold.kernel, dim3(static_cast<unsigned>(f.batch * shape.h_kv * plan.sink_blocks)),
@@ -130,13 +137,9 @@ void backward(const Backward& p, void* workspace, std::size_t bytes, CUstream_st
     launch(rows.dq, dim3(row_blocks * units, heads), rows.threads, 0, stream, for_rows);
     return;
   }
-  q_map = sm90::tensor_map(f.q, plan.block_rows, 1, workspace);
-  k_map = sm90::tensor_map(f.k, plan.tile_keys, 1, workspace);
-  v_map = sm90::tensor_map(f.v, plan.tile_keys, 1, workspace);
-  dout_map = sm90::tensor_map(p.dout, plan.block_rows, 1, workspace);
   if (query_ctas == 0) return;
   launch(instances.queries.kernel, dim3(query_ctas), instances.queries.threads,
-         instances.queries.shared_bytes, stream, for_products);
+         instances.queries.shared_bytes, stream, queries_list);
 }
 
 }  // namespace basin::attention::cuda

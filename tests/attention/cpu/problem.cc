@@ -78,7 +78,7 @@ Problem::Problem(const Shape& shape, const std::vector<Part>& parts, const Layou
 
   const std::int64_t q_gap = layout.loose ? layout.q_gap_rows : 0;
 
-  std::int64_t total_q = q_gap, total_kv = 0, total_pages = 1;  // page 0 is never used
+  std::int64_t total_q = q_gap + layout.lead_rows, total_kv = 0, total_pages = 1;  // page 0 is never used
   for (const Part& part : parts) {
     Sequence sequence;
     sequence.q_begin = total_q;

@@ -32,6 +32,7 @@ struct Layout {
   bool loose = false;            // strides with gaps, and unused rows of q and out between sequences
   // Of loose layouts: elements between heads and between rows, and rows of q between sequences.
   std::int64_t gap = 3, q_gap_rows = 3;
+  std::int64_t lead_rows = 0;  // of q before the first sequence, in any layout
 };
 
 /// A problem and its memory. Keys no query sees are NaN, pages without a visible key are marked -1 and every unused

@@ -313,6 +313,18 @@ TEST_F(CudaAttentionBackward, DenseBatches) {
   run_cases();
 }
 
+// Blocks of rows before the first sequence belong to nobody: they have no share in d_sink, and their dq is not touched.
+TEST_F(CudaAttentionBackward, RowsBeforeTheFirstSequence) {
+  for (const std::int64_t window : {0, 77}) {
+    HostShape shape = shape_of(DType::bf16, kHeads[0]);
+    shape.sink_logit = {0.5f, -1.0f, 2.0f, 8.0f};
+    shape.spec.mask.window = window;
+    for (const std::int64_t rows : {5, 128, 300})
+      check(shape, {{0, 140, 200}, {1, 3, 70}}, {.lead_rows = rows}, fmt::format("{} rows", rows));
+  }
+  run_cases();
+}
+
 TEST_F(CudaAttentionBackward, EveryHeadSize) {
   const std::pair<std::int64_t, std::int64_t> sizes[] = {
       {8, 8},     {40, 64}, {64, 40},   {72, 64},   {64, 128}, {8, 128},  {120, 8},

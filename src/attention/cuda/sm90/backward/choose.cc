@@ -38,7 +38,8 @@ BackwardPlan backward_plan(const BackwardShape& shape) {
   plan.row_blocks = shape.total_q < 0 ? product(shape.batch, divide_up(shape.max_q_tokens, kSumRows))
                                       : shape.total_q / kSumRows + shape.batch;
   const std::int64_t blocks = divide_up(shape.max_kv_tokens, plan.block_keys);
-  if (shape.window > 0 && shape.sink_tokens > 0) {
+  // (A window that holds all keys leaves the strips without rows.)
+  if (shape.window > 0 && shape.window < shape.max_kv_tokens && shape.sink_tokens > 0) {
     plan.sink_blocks = std::min(divide_up(shape.sink_tokens, plan.block_keys), blocks);
     plan.strips = divide_up(shape.max_q_tokens, kStripRows);
   }

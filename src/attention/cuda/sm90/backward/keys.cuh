@@ -199,6 +199,14 @@ struct KeysConsumer {
       staging[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     fence_proxy_async();
     __syncwarp();
+    // Units become full in the order of the tiles: two threads add them in turn, and one that waits for the next use of a buffer
+    // must not find the last one still to come.
+    if constexpr (L::kAlternates) {
+      if (n > 0) {
+        const auto last = KeysFeed<L>::dq_place(n - 1, warpgroup);
+        barrier_wait(&shared.dq_full[last.buffer], last.use % 2);
+      }
+    }
     release(&shared.dq_full[place.buffer]);
   }
 

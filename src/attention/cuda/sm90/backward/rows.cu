@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int row = thread / kLanes; row < kSumRows; row += kRowsAtOnce) {
     const int token = first + row;
     float sum = 0, lse = -inf, dlse = 0;
-    if (token < range.q_tokens) {
+    const bool is_row = token >= 0 && token < range.q_tokens;  // (blocks before the first sequence have none)
+    if (is_row) {
       const auto* out = static_cast<const T*>(arguments.forward_out.data) +
                         row_index(arguments.forward_out, ragged, sequence, range.q_row, head, token);
       const auto* dout = static_cast<const T*>(arguments.dout.data) +
@@ -67,16 +68,16 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2)
       sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
-    // A row without visible keys has no weights, whatever its dO: its O is 0 times nothing.
+    // A row without visible keys has no weights: its O is 0 times nothing.
     const RowKeys keys = row_keys(arguments, range.kv_tokens - range.q_tokens + token, range.kv_tokens);
-    const bool sees = token < range.q_tokens && (keys.sink_end > 0 || keys.begin < keys.end);
+    const bool sees = is_row && (keys.sink_end > 0 || keys.begin < keys.end);
     const float big_d = __fadd_rn(sees ? sum : 0.0f, -dlse);
     if (lane == 0) {
       const std::int64_t at = sum_index(arguments, head, block) + row;
       arguments.lse2[at] = sees ? __fmul_rn(lse, kLog2E) : inf;
       arguments.big_d[at] = sees ? big_d : 0.0f;
     }
-    if (token < range.q_tokens && sink != -inf) {
+    if (is_row && sink != -inf) {
       // lse is at least the sink; where both are +inf the sink has all the weight.
       const float weight = sink == inf ? 1.0f : exp2_fast(__fmul_rn(__fadd_rn(sink, -lse), kLog2E));
       dsink = __fmaf_rn(-weight, big_d, dsink);
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Ba
   const int sequence = sequence_of_block(arguments, block);
   const SequenceRange range = sequence_range(arguments, sequence);
   const int first = (block - first_block(arguments, sequence)) * kSumRows + row_half * kUnitRows;
-  if (first >= range.q_tokens) return;
+  if (first < 0 || first >= range.q_tokens) return;
   const std::int64_t unit = unit_index<kDqk>(arguments, head, block, row_half, columns);
   const auto* sums = reinterpret_cast<const float4*>(arguments.dq_sums + unit * kUnitFloats);
   const bool any = arguments.dq_turns[unit] != 0;  // else no row sees a key, and nobody wrote
