@@ -39,22 +39,26 @@ class Probe(CliTest):
         self.assertEqual(re.findall(r'(?:src|href)="http', page), [])
         self.assertTrue({"maps.svg", "heads.svg", "advice.svg"} <= set(os.listdir(os.path.join(out, "figures"))))
 
-    def test_a_killed_run_goes_on_and_gives_the_same_bytes(self):
-        arguments = [golden_model("llama_tiny"), "--tokens", self.tokens, "--no-advice", "--out"]
+    def expect_killed_run_goes_on(self, names, *arguments):
+        """A run that is killed after its first layer and started again writes the same bytes as one that is not."""
         whole, cut = self.place("whole"), self.place("cut")
-        self.assertEqual(self.probe(*arguments, whole).returncode, 0)
-        process = subprocess.Popen([BINARY, "probe", *arguments, cut], stdout=subprocess.DEVNULL,
+        self.assertEqual(self.probe(*arguments, "--out", whole).returncode, 0)
+        process = subprocess.Popen([BINARY, "probe", *arguments, "--out", cut], stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL)
         state = os.path.join(cut, "layers", "state.safetensors")
         while process.poll() is None and not os.path.exists(state):
             time.sleep(0.001)
         process.kill()
         process.wait()
-        done = self.probe(*arguments, cut)
+        done = self.probe(*arguments, "--out", cut)
         self.assertEqual(done.returncode, 0, done.stderr)
-        for name in ("data.npz", "summary.json", "report.html"):
+        for name in names:
             with open(os.path.join(whole, name), "rb") as a, open(os.path.join(cut, name), "rb") as b:
                 self.assertEqual(a.read(), b.read(), name)
+
+    def test_a_killed_run_goes_on_and_gives_the_same_bytes(self):
+        self.expect_killed_run_goes_on(("data.npz", "summary.json", "report.html"), golden_model("llama_tiny"), "--tokens",
+                                       self.tokens, "--no-advice")
 
     def test_layers_of_another_run_are_not_mixed_in(self):
         out = self.place("report")
@@ -90,20 +94,8 @@ class Probe(CliTest):
         self.assertIn("no indexer", done.stderr)
 
     def test_a_killed_run_of_a_sparse_model_goes_on(self):
-        arguments = [golden_model("glmmoedsa_tiny"), "--tokens", self.tokens, "--index-fp8", "--out"]
-        whole, cut = self.place("whole"), self.place("cut")
-        self.assertEqual(self.probe(*arguments, whole).returncode, 0)
-        process = subprocess.Popen([BINARY, "probe", *arguments, cut], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        state = os.path.join(cut, "layers", "state.safetensors")
-        while process.poll() is None and not os.path.exists(state):
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
-        done = self.probe(*arguments, cut)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        for name in ("trace.npz", "counts.csv", "report.html"):
-            with open(os.path.join(whole, name), "rb") as a, open(os.path.join(cut, name), "rb") as b:
-                self.assertEqual(a.read(), b.read(), name)
+        self.expect_killed_run_goes_on(("trace.npz", "counts.csv", "report.html"), golden_model("glmmoedsa_tiny"), "--tokens",
+                                       self.tokens, "--index-fp8")
 
     def test_latent_attention_without_an_indexer_has_maps(self):
         out = self.place("report")

@@ -1,7 +1,8 @@
 #include "attention/cuda/sm90/choose.h"
 
 #include <algorithm>
-#include <limits>
+
+#include "attention/cuda/sm90/bounds.h"
 
 namespace basin::attention::sm90 {
 namespace {
@@ -9,16 +10,6 @@ namespace {
 /// As many as registers and shared memory hold (decode.cuh).
 int decode_ctas_per_multiprocessor(const Plan& plan) {
   return plan.rows * plan.d_qk <= 1024 && !plan.alone ? 2 : 1;
-}
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
-}
-
-/// Never wraps: absurd upper bounds give an absurd size, which is refused.
-std::int64_t product(std::int64_t a, std::int64_t b) {
-  std::int64_t result = 0;
-  return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
 }
 
 int grid(std::int64_t units, std::int64_t most) {

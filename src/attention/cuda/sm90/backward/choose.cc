@@ -1,29 +1,11 @@
 #include "attention/cuda/sm90/backward/choose.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "attention/cuda/sm90/backward/arguments.h"
+#include "attention/cuda/sm90/bounds.h"
 
 namespace basin::attention::sm90 {
-namespace {
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-  return a / b + (a % b != 0 ? 1 : 0);
-}
-
-/// Never wraps: absurd upper bounds give an absurd size, which is refused.
-std::int64_t product(std::int64_t a, std::int64_t b) {
-  std::int64_t result = 0;
-  return __builtin_mul_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
-}
-
-std::int64_t sum(std::int64_t a, std::int64_t b) {
-  std::int64_t result = 0;
-  return __builtin_add_overflow(a, b, &result) ? std::numeric_limits<std::int64_t>::max() : result;
-}
-
-}  // namespace
 
 BackwardPlan backward_plan(const BackwardShape& shape) {
   const HeadSizes& sizes = *find_head_sizes(shape.d_qk, shape.d_v);

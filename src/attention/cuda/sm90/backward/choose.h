@@ -22,6 +22,12 @@ constexpr int backward_tile_keys(int d_qk) {
 /// the strips' shares of dk and dv are added in order: else the first block of keys would have work from every row.
 inline constexpr int kStripRows = 2048;
 
+struct BackwardShape : Shape {
+  std::int64_t window = 0;
+  std::int64_t sink_tokens = 0;
+  std::int64_t total_q = -1;  // rows of ragged queries; negative when dense
+};
+
 /// Where a buffer lies in the workspace.
 struct Buffer {
   std::size_t offset = 0;
@@ -47,12 +53,7 @@ struct BackwardPlan {
   std::size_t workspace_bytes = 0;
 };
 
-struct BackwardShape : Shape {
-  std::int64_t window = 0;
-  std::int64_t sink_tokens = 0;
-  std::int64_t total_q = -1;  // rows of ragged queries; negative when dense
-};
-
+/// The plan for a shape whose head sizes exist; the same on every device.
 BackwardPlan backward_plan(const BackwardShape& shape);
 
 }  // namespace basin::attention::sm90
