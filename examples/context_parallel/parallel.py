@@ -10,27 +10,29 @@ import torch.distributed as dist
 
 
 class _Shift(torch.autograd.Function):
-    """Each rank's tensor goes to the next rank, and its gradient comes back."""
+    """Each rank's keys and values go to the next rank, and their gradients come back: together, so that no rank takes one for
+    the other."""
 
     @staticmethod
-    def forward(ctx, x, group):
+    def forward(ctx, k, v, group):
         ctx.group = group
-        return _exchange(x, 1, group)
+        return _exchange((k, v), 1, group)
 
     @staticmethod
-    def backward(ctx, gradient):
-        return _exchange(gradient, -1, ctx.group), None
+    def backward(ctx, dk, dv):
+        return (*_exchange((dk, dv), -1, ctx.group), None)
 
 
-def _exchange(x, step, group):
+def _exchange(tensors, step, group):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     peer = lambda place: dist.get_global_rank(group or dist.group.WORLD, place % size)
-    received, sent = torch.empty_like(x, memory_format=torch.contiguous_format), x.contiguous()
-    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, peer(rank + step), group),
-                                    dist.P2POp(dist.irecv, received, peer(rank - step), group)])
+    sent = [x.contiguous() for x in tensors]
+    received = [torch.empty_like(x) for x in sent]
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer(rank + step), group) for x in sent] +
+                                   [dist.P2POp(dist.irecv, x, peer(rank - step), group) for x in received])
     for work in works:
         work.wait()
-    return received
+    return tuple(received)
 
 
 def ring_attention(q, k, v, learnable_sink=None, group=None):
@@ -44,7 +46,7 @@ def ring_attention(q, k, v, learnable_sink=None, group=None):
             outs.append(out)
             lses.append(lse)
         if step + 1 < size:
-            k, v = _Shift.apply(k, group), _Shift.apply(v, group)
+            k, v = _Shift.apply(k, v, group)
     out, lse = basin.merge_states(outs, lses)
     if step > rank:  # every rank takes part in the backward exchange, also of keys that it has not used
         out = out + (k.sum() + v.sum()) * 0
