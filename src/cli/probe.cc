@@ -135,7 +135,8 @@ int probe_model(const ProbeArgs& args) {
     const std::int64_t before = probe::run(
         *session.loaded.model, ids, options, session.pool,
         [&](std::int64_t done, std::int64_t total) { progress.update(done, total); }, interrupt_flag());
-    if (before > 0) print_note(fmt::format("went on after {} layers that were there", before));
+    if (before > 0)
+      print_note(fmt::format("went on after {} of {} layers, which were there", before, layers));
   }
   if (indexer) {
     const fs::path trace = out / "trace.npz";

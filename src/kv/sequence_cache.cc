@@ -8,15 +8,15 @@
 
 namespace basin::kv {
 
-std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape shape) {
+std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape shape, LayerRows rows) {
   std::vector<std::int64_t> found = {0};
   for (const std::int64_t window : windows) {
     if (std::ranges::find(found, window) == found.end()) found.push_back(window);
   }
   std::vector<LayerKind> kinds;
   for (const std::int64_t window : found) {
-    shape.layers = std::ranges::count(windows, window);
-    kinds.push_back({window, std::make_shared<PagePool>(shape)});
+    shape.layers = rows == LayerRows::shared ? 1 : std::ranges::count(windows, window);
+    kinds.push_back({window, std::make_shared<PagePool>(shape), rows});
   }
   return kinds;
 }
@@ -24,7 +24,7 @@ std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape 
 SequenceCache::SequenceCache(std::span<const LayerKind> kinds, const Policy& request,
                              std::span<const std::int64_t> windows) {
   for (const LayerKind& kind : kinds) {
-    const std::int64_t layers = std::ranges::count(windows, kind.window);
+    const std::int64_t layers = kind.rows == LayerRows::shared ? 1 : std::ranges::count(windows, kind.window);
     if (kind.pool->shape().layers != layers) {
       throw Error(ErrorCode::invalid_argument, fmt::format("pages of {} layers for {} with a window of {}",
                                                            kind.pool->shape().layers, layers, kind.window));
@@ -38,7 +38,7 @@ SequenceCache::SequenceCache(std::span<const LayerKind> kinds, const Policy& req
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("no pages for layers with a window of {}", window));
     const auto index = static_cast<std::size_t>(kind - kinds.begin());
-    places_.push_back({caches_[index].get(), used[index]++});
+    places_.push_back({caches_[index].get(), kind->rows == LayerRows::shared ? 0 : used[index]++});
   }
 }
 

@@ -11,10 +11,15 @@
 
 namespace basin::kv {
 
+/// Whose rows a layer writes: its own, or the ones that the layer before it has left. The latter is for a text that is read in
+/// one step by someone who looks at one layer after another: nothing can be read behind it.
+enum class LayerRows { own, shared };
+
 /// Layers that keep the same tokens, and the pages that they keep them on, which sequences share.
 struct LayerKind {
   std::int64_t window = 0;  // of their own, at absolute positions and without sink tokens; 0 = full attention
   std::shared_ptr<PagePool> pool;
+  LayerRows rows = LayerRows::own;  // shared: the pool has one layer
 
   /// What such layers keep of a sequence: the request's policy acts on those with full attention.
   Policy policy(const Policy& request) const { return window == 0 ? request : Policy{0, window, false}; }
@@ -22,7 +27,8 @@ struct LayerKind {
 
 /// The kinds that `windows` [layers of the model] name: full attention, of which there is a layer at least, then each window
 /// in the order in which it comes. `shape` is that of the pages, whatever its layers; pools without limit.
-std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape shape);
+std::vector<LayerKind> layer_kinds(std::span<const std::int64_t> windows, Shape shape,
+                                   LayerRows rows = LayerRows::own);
 
 class SequenceCache {
  public:

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,6 +12,7 @@
 #include "basin/base/error.h"
 #include "kv/sequence_cache.h"
 #include "models/cache.h"
+#include "weights/atomic_file.h"
 #include "weights/weights.h"
 
 namespace basin::probe {
@@ -18,13 +20,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// FNV-1a: tells runs apart, nothing more.
-std::uint64_t hash(std::span<const std::int32_t> tokens) {
+// FNV-1a over words of 32 bits: tells runs apart and shows damage, nothing more.
+std::string hash(std::span<const std::byte> bytes) {
   std::uint64_t value = 0xcbf29ce484222325u;
-  for (const std::int32_t token : tokens) {
-    value = (value ^ static_cast<std::uint32_t>(token)) * 0x100000001b3u;
+  for (std::size_t i = 0; i + 4 <= bytes.size(); i += 4) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, bytes.data() + i, 4);
+    value = (value ^ word) * 0x100000001b3u;
   }
-  return value;
+  return fmt::format("{:016x}", value);
 }
 
 nlohmann::json describe(const models::Model& model, std::span<const std::int32_t> tokens,
@@ -35,7 +39,7 @@ nlohmann::json describe(const models::Model& model, std::span<const std::int32_t
           {"parameters", model.parameters()},
           {"weight_bytes", model.weight_bytes()},
           {"tokens", tokens.size()},
-          {"tokens_hash", fmt::format("{:016x}", hash(tokens))},
+          {"tokens_hash", hash(std::as_bytes(tokens))},
           {"compute", options.compute == ops::Compute::fp32 ? "fp32" : "fast"},
           {"sink_tokens", options.policy.sink_tokens},
           {"window", options.policy.window},
@@ -95,7 +99,8 @@ class Recorder : public models::PassObserver {
     if (layer + 1 < layers_ && takes_selection(layer + 1)) return;
     const weights::Tensor state{
         "x", DType::f32, {tokens_, hidden_}, reinterpret_cast<const std::byte*>(x.data()), x.size_bytes()};
-    weights::write_safetensors(state_file(), {state}, {{"layers", std::to_string(layer + 1)}});
+    weights::write_safetensors(state_file(), {state},
+                               {{"layers", std::to_string(layer + 1)}, {"hash", hash(std::as_bytes(x))}});
     if (on_progress_) on_progress_((layer + 1) * tokens_, layers_ * tokens_);
   }
 
@@ -133,31 +138,44 @@ class Recorder : public models::PassObserver {
       read_state();
       return;
     }
-    std::ofstream file(path);
-    file << description.dump(2) << '\n';
-    file.close();
-    if (!file) throw Error(ErrorCode::io, fmt::format("cannot write {}", path.string()));
+    const std::string text = description.dump(2) + "\n";
+    weights::AtomicFile file(path);
+    file.write(text.data(), text.size());
+    file.commit();
   }
 
+  // What cannot be read is said at once, before hours of other layers.
   void read_state() {
     if (!fs::exists(state_file())) return;
+    try {
+      complete_ = read_complete();
+      for (std::int64_t layer = 0; layer < complete_; ++layer) read_layer(layer_file(options_.folder, layer));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::corrupt && error.code() != ErrorCode::not_found) throw;
+      throw Error(ErrorCode::corrupt, error.what(),
+                  fmt::format("remove {} and start anew; nothing else is lost", options_.folder.string()));
+    }
+  }
+
+  std::int64_t read_complete() const {
     const weights::SafetensorsFile file = weights::read_safetensors(state_file());
     const auto x = file.tensors.find("x");
-    const auto layers = file.metadata.find("layers");
+    const auto layers = file.metadata.find("layers"), written = file.metadata.find("hash");
+    const auto refuse = [&](const char* what) {
+      throw Error(ErrorCode::corrupt, fmt::format("{}: {}", state_file().string(), what));
+    };
     const std::vector<std::int64_t> shape = {tokens_, hidden_};
-    if (x == file.tensors.end() || layers == file.metadata.end() || x->second.shape != shape ||
-        x->second.dtype != DType::f32) {
-      throw Error(ErrorCode::corrupt, fmt::format("{} is not what a probe writes", state_file().string()),
-                  "remove that folder to start anew");
+    if (x == file.tensors.end() || layers == file.metadata.end() || written == file.metadata.end() ||
+        x->second.shape != shape || x->second.dtype != DType::f32) {
+      refuse("it is not what a probe writes");
     }
-    for (std::int64_t layer = 0; layer < layers_ && std::to_string(layer) != layers->second; ++layer) {
-      if (!fs::exists(layer_file(options_.folder, layer))) {
-        throw Error(ErrorCode::corrupt,
-                    fmt::format("{} is missing", layer_file(options_.folder, layer).string()),
-                    "remove that folder to start anew");
-      }
-      complete_ = layer + 1;
-    }
+    std::int64_t complete = 0;
+    const char *begin = layers->second.data(), *end = begin + layers->second.size();
+    const auto [stop, error] = std::from_chars(begin, end, complete);
+    if (error != std::errc() || stop != end || complete < 1 || complete > layers_)
+      refuse("its number of layers is none of this model");
+    if (hash({x->second.data, x->second.bytes}) != written->second) refuse("its content is damaged");
+    return complete;
   }
 
   const models::ModelConfig& config_;
@@ -179,7 +197,9 @@ std::int64_t run(models::Model& model, std::span<const std::int32_t> tokens, con
   // Where an indexer selects, the selections are what is looked at; else the weights of every head over keys of its own.
   const auto form = config.indexer ? models::LatentForm::absorbed : models::LatentForm::expanded;
   const kv::Shape shape = models::cache_shape(config, options.compute, options.page_tokens, form);
-  kv::SequenceCache cache = models::make_cache(config, std::make_shared<kv::PagePool>(shape), options.policy);
+  const std::vector<std::int64_t> windows = models::layer_windows(config);
+  // A layer has been looked at before the next one writes its keys: memory of one is enough.
+  kv::SequenceCache cache(kv::layer_kinds(windows, shape, kv::LayerRows::shared), options.policy, windows);
   const models::Chunk chunk{tokens, &cache, models::LogitsRows::none};
   models::PassOptions pass;
   pass.compute = options.compute;

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 import unittest
@@ -50,8 +51,11 @@ class Probe(CliTest):
             time.sleep(0.001)
         process.kill()
         process.wait()
+        written = len([name for name in os.listdir(os.path.join(cut, "layers")) if re.fullmatch(r"layer_\d+\.npz", name)])
         done = self.probe(*arguments, "--out", cut)
         self.assertEqual(done.returncode, 0, done.stderr)
+        before = int(re.search(r"went on after (\d+) of \d+ layers", done.stderr)[1])
+        self.assertGreaterEqual(before, max(1, written - 1), "more than one layer was lost")
         for name in names:
             with open(os.path.join(whole, name), "rb") as a, open(os.path.join(cut, name), "rb") as b:
                 self.assertEqual(a.read(), b.read(), name)
@@ -59,6 +63,22 @@ class Probe(CliTest):
     def test_a_killed_run_goes_on_and_gives_the_same_bytes(self):
         self.expect_killed_run_goes_on(("data.npz", "summary.json", "report.html"), golden_model("llama_tiny"), "--tokens",
                                        self.tokens, "--no-advice")
+
+    def test_a_damaged_state_names_the_folder_to_remove(self):
+        arguments = (golden_model("llama_tiny"), "--tokens", self.tokens, "--no-advice", "--out", self.place("cut"))
+        process = subprocess.Popen([BINARY, "probe", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        state = self.place("cut") + "/layers/state.safetensors"
+        while process.poll() is None and not os.path.exists(state):
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        os.truncate(state, os.path.getsize(state) - 4)
+        done = self.probe(*arguments)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(state, done.stderr)
+        self.assertIn(f"remove {os.path.dirname(state)}", done.stderr)
+        shutil.rmtree(os.path.dirname(state))
+        self.assertEqual(self.probe(*arguments).returncode, 0)
 
     def test_layers_of_another_run_are_not_mixed_in(self):
         out = self.place("report")

@@ -80,6 +80,27 @@ TEST(SequenceCache, WithoutARequestsWindowOnlyFullLayersGrow) {
   EXPECT_LE(cache.layer(4).cache->kept_tokens(), 9 + kPage);
 }
 
+// Memory of one layer of each kind, whatever their number.
+TEST(SequenceCache, LayersMayWriteOverEachOther) {
+  const Shape shape{2, 1, 2, DType::f32, kPage};
+  SequenceCache own(layer_kinds(kWindows, shape), {}, kWindows);
+  SequenceCache cache(layer_kinds(kWindows, shape, LayerRows::shared), {}, kWindows);
+  cache.begin_step(kStep);
+  own.begin_step(kStep);
+  for (std::int64_t layer = 0; layer < 5; ++layer) {
+    const auto [kept, index] = cache.layer(layer);
+    EXPECT_EQ(kept, &cache.kind(kWindows[layer] == 6 ? 1 : kWindows[layer] == 9 ? 2 : 0));
+    const std::vector<float> rows(static_cast<std::size_t>(2 * kStep), static_cast<float>(layer));
+    kept->append(index, rows.data(), rows.data());
+    EXPECT_EQ(static_cast<const float*>(kept->keys(index).data)[kept->pages()[0] * kPage * 2],
+              static_cast<float>(layer));
+  }
+  EXPECT_EQ(5 * cache.kv_bytes_max(), 3 * own.kv_bytes_max());
+  std::vector<LayerKind> kinds = layer_kinds(kWindows, shape);
+  kinds[0].rows = LayerRows::shared;  // of two layers
+  EXPECT_THROW(SequenceCache(kinds, {}, kWindows), Error);
+}
+
 TEST(SequenceCache, SequencesShareThePoolOfEachKind) {
   const std::vector<LayerKind> kinds = layer_kinds(kWindows, {2, 1, 2, DType::f32, kPage});
   ASSERT_EQ(kinds.size(), 3u);
