@@ -69,10 +69,10 @@ class _HeadsToTokens(torch.autograd.Function):
 def _transpose(x, inverse, group):
     size = dist.get_world_size(group)
     split, joined = (2, 1) if inverse else (1, 2)  # dimensions: tokens 1, heads 2
-    parts = [part.contiguous() for part in x.chunk(size, dim=split)]
-    received = [torch.empty_like(part) for part in parts]
-    dist.all_to_all(received, parts, group)
-    return torch.cat(received, dim=joined)
+    parts = torch.stack(x.chunk(size, dim=split))
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return torch.cat(received.unbind(), dim=joined)
 
 
 def head_parallel_attention(q, k, v, learnable_sink=None, group=None, **options):
