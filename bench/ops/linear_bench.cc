@@ -1,5 +1,5 @@
-// Products at SmolLM2-135M's shapes: prefill of 512 tokens in GFLOP/s, decode in bytes of weights per second. Decode
-// walks over more weights than the last-level cache holds, so that they come from memory as in a model.
+// Products at SmolLM2-135M's shapes: prefill of 512 tokens in GFLOP/s, decode of one sequence and of a server's 8 and 32 in bytes of
+// weights per second. Decode walks over more weights than the last-level cache holds, so that they come from memory as in a model.
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -22,7 +22,7 @@ void run(benchmark::State& state, DType dtype, Compute compute, Shape shape, std
   ThreadPool pool(0);
   WeightMatrix weight{nullptr, dtype, shape.outputs, shape.inputs};
   const std::int64_t matrix_bytes = weight.row_bytes() * weight.outputs;
-  const std::int64_t copies = tokens == 1 ? std::max<std::int64_t>(1, kDecodeBytes / matrix_bytes) : 1;
+  const std::int64_t copies = tokens < 512 ? std::max<std::int64_t>(1, kDecodeBytes / matrix_bytes) : 1;
   const std::vector<std::byte> bytes(static_cast<std::size_t>(copies * matrix_bytes), std::byte{1});
   const std::vector<float> x(static_cast<std::size_t>(tokens * shape.inputs), 0.5f);
   std::vector<float> y(static_cast<std::size_t>(tokens * shape.outputs));
@@ -48,7 +48,7 @@ void add_all() {
     for (const Compute compute : {Compute::fast, Compute::fp32}) {
       for (const Shape shape : kShapes) {
         if (shape.inputs % block_elements(dtype) != 0) continue;
-        for (const std::int64_t tokens : {1, 512}) {
+        for (const std::int64_t tokens : {1, 8, 32, 512}) {
           const std::string title = std::string(name(dtype)) +
                                     (compute == Compute::fast ? "/fast/" : "/fp32/") +
                                     std::to_string(shape.outputs) + "x" + std::to_string(shape.inputs) +

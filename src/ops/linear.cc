@@ -16,9 +16,11 @@ namespace {
 
 using cpu::Activations;
 
-// Panels of one token are read once, so they are long; the rows of others stay in the nearer caches while many tokens pass
-// over them. Tokens in float, of which a few rows at a time ask again and again, should stay there beside them.
-constexpr std::int64_t kOneTokenRows = 512;
+// Panels of few tokens take about the time of reading them, so they are long: the next rows come from memory while some are
+// multiplied. The rows of others stay in the nearer caches while many tokens pass over them. Tokens in float, of which a few rows
+// at a time ask again and again, should stay there beside them.
+constexpr std::int64_t kFewTokens = 64;
+constexpr std::int64_t kFewTokensRows = 512;
 constexpr std::int64_t kPanelRows = cpu::kRowsAtOnce;
 constexpr std::int64_t kPanelTokens = 512;
 constexpr std::int64_t kPanelFloatTokens = 128;
@@ -186,7 +188,8 @@ void linear(const float* x, std::int64_t x_stride, std::int64_t tokens, std::spa
   std::int64_t total_rows = 0;
   for (const LinearOutput& output : outputs) total_rows += output.weight->outputs;
   const std::int64_t fair = (total_rows / (4 * pool.threads()) + kPanelRows - 1) / kPanelRows * kPanelRows;
-  const std::int64_t panel_rows = std::clamp(fair, kPanelRows, tokens == 1 ? kOneTokenRows : kPanelRows);
+  const std::int64_t panel_rows =
+      std::clamp(fair, kPanelRows, tokens <= kFewTokens ? kFewTokensRows : kPanelRows);
 
   std::vector<Task> tasks;
   for (const LinearOutput& output : outputs) {

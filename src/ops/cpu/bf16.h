@@ -83,12 +83,16 @@ void multiply_bf16(const Panel& panel, const RowGroup& group) {
   finish_group(panel, group, 0, sum);
 }
 
-// Pairs of a group, those of each step behind those of the one before.
-BASIN_INLINE void pack_bf16(const RowGroup& group, std::int64_t inputs, std::byte* to) {
+// Pairs of a group, those of each step behind those of the one before. With `kFetches` the group behind it is fetched meanwhile.
+template <bool kFetches>
+void pack_bf16(const RowGroup& group, std::int64_t inputs, std::byte* to) {
   const std::int64_t whole = inputs / kStep;
   const auto keep = [&](std::int64_t step) BASIN_LAMBDA {
-    return [to = to + step * kStepWords * kWordsBytes](auto w, const Words& pairs)
-               BASIN_LAMBDA { store_words(pairs, to + w * kWordsBytes); };
+    const Ahead<kStepBytes, kStepWords> ahead(group, step * kStepBytes);
+    return [ahead, to = to + step * kStepWords * kWordsBytes](auto w, const Words& pairs) BASIN_LAMBDA {
+      store_words(pairs, to + w * kWordsBytes);
+      if constexpr (kFetches) ahead.template fetch<decltype(w)::value>();
+    };
   };
   for (std::int64_t s = 0; s < whole; ++s)
     transpose_step(group.rows + s * kStepBytes, group.row_bytes, keep(s));
@@ -126,7 +130,7 @@ void bf16_panel(const Panel& panel) {
     for (int g = 0; g < groups; ++g) {
       group[g] = group_at(panel, row + g * kGroupRows, copy);
       auto* to = reinterpret_cast<std::byte*>(panel.scratch + g * packed_floats);
-      pack_bf16(group[g], panel.x.inputs, to);
+      (is_long(panel) ? pack_bf16<true> : pack_bf16<false>)(group[g], panel.x.inputs, to);
       packed[g] = to;
     }
     std::int64_t t = 0;

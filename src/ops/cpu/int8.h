@@ -89,15 +89,19 @@ struct Packed {
   float* m;
 };
 
-template <typename F>
-void pack_group(const RowGroup& group, std::int64_t inputs, const Packed& to) {
+// With `kFetches` the group behind it is fetched meanwhile.
+template <typename F, bool kFetches>
+void pack_group(const RowGroup& group, std::int64_t inputs, const Packed to) {
   constexpr std::int64_t kRuns = F::kElements / kBlock;
+  constexpr int kPuts = static_cast<int>(kRuns) * kBlockWords;
   each_block<F>(group, inputs, [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
+    const Ahead<F::kBytes, kPuts> ahead(group, b * F::kBytes);
     unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
       const std::int64_t first = b * kRuns + unit * F::kUnit;
       F::template unpack<decltype(unit)::value>(
           block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
             store_words(words, to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
+            if constexpr (kFetches) ahead.template fetch<(unit * F::kUnit + run) * kBlockWords + w>();
           });
       unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
         F16 d[F::kScales], m;
@@ -210,7 +214,7 @@ void int8_panel(const Panel& panel) {
     for (int g = 0; g < groups; ++g) {
       group[g] = group_at(panel, row + g * kGroupRows, free);
       to[g] = packed[g];
-      pack_group<F>(group[g], panel.x.inputs, to[g]);
+      (is_long(panel) ? pack_group<F, true> : pack_group<F, false>)(group[g], panel.x.inputs, to[g]);
     }
     packed_tokens<T, groups>(panel, to, group);
     row += groups * kGroupRows;

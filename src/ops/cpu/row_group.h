@@ -47,6 +47,11 @@ struct Ahead {
   }
 };
 
+// Whether most rows behind a group belong to the same panel, and so to the same thread.
+BASIN_INLINE bool is_long(const Panel& panel) {
+  return panel.rows > kRowsAtOnce;
+}
+
 // The sums of one token, and the bias, to y.
 BASIN_INLINE void finish_group(const Panel& panel, const RowGroup& group, std::int64_t token,
                                const F16& sum) {
