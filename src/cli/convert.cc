@@ -34,9 +34,9 @@ int run(const ConvertArgs& args) {
     object["seconds"] = seconds;
     write_json(object);
   } else {
-    write_stdout(fmt::format("{}: {} tensors, {} of them converted to {} or f32, {} bytes, {:.1f} s\n",
+    write_stdout(fmt::format("{}: {} tensors, {} of them converted to {}{}, {} bytes, {:.1f} s\n",
                              one_line(args.out), report.tensors, report.converted, name(args.type),
-                             report.bytes, seconds));
+                             args.type == DType::f32 ? "" : " or f32", report.bytes, seconds));
   }
   return 0;
 }

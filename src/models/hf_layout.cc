@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <deque>
 #include <system_error>
 
 #include "basin/base/error.h"
@@ -50,18 +51,31 @@ void check_side_files(const std::vector<SideFile>& files, const fs::path& direct
   }
 }
 
-void write_side_files(const std::vector<SideFile>& files, const fs::path& directory) {
-  std::error_code error;
-  if (!directory.empty()) fs::create_directories(directory, error);
-  if (error)
-    throw Error(ErrorCode::io,
-                fmt::format("cannot make the directory {}: {}", directory.string(), error.message()));
-  for (const SideFile& file : files) {
-    weights::AtomicFile out(directory / file.name);
-    out.write(file.contents.data(), file.contents.size());
-    out.commit();
+// A directory with those above it. What was made goes again while it is empty, unless it is kept.
+class NewDirectory {
+ public:
+  explicit NewDirectory(const fs::path& directory) {
+    std::error_code error;
+    for (fs::path above = directory; !above.empty() && !fs::exists(above, error); above = above.parent_path())
+      made_.push_back(above);
+    if (!directory.empty()) fs::create_directories(directory, error);
+    if (error) {
+      throw Error(ErrorCode::io,
+                  fmt::format("cannot make the directory {}: {}", directory.string(), error.message()));
+    }
   }
-}
+  ~NewDirectory() {
+    std::error_code ignored;
+    for (const fs::path& directory : made_) fs::remove(directory, ignored);
+  }
+  NewDirectory(const NewDirectory&) = delete;
+  NewDirectory& operator=(const NewDirectory&) = delete;
+
+  void keep() { made_.clear(); }
+
+ private:
+  std::vector<fs::path> made_;  // the innermost first
+};
 
 }  // namespace
 
@@ -110,8 +124,15 @@ void write_layout(const Layout& out, const std::vector<SideFile>& side_files,
                   const std::vector<weights::Output>& tensors, std::map<std::string, std::string> metadata) {
   metadata.emplace("format", "pt");  // transformers refuses a file without it
   check_side_files(side_files, out.directory);
-  write_side_files(side_files, out.directory);
+  NewDirectory directory(out.directory);
+  std::deque<weights::AtomicFile> beside;
+  for (const SideFile& file : side_files) {
+    beside.emplace_back(out.directory / file.name);
+    beside.back().write(file.contents.data(), file.contents.size());
+  }
   weights::write_safetensors(out.tensors, tensors, metadata);
+  for (weights::AtomicFile& file : beside) file.commit();
+  directory.keep();
 }
 
 }  // namespace basin::models

@@ -39,8 +39,8 @@ struct SideFile {
 /// What belongs to the model beside its weights and config.json: tokenizer, chat template, generation settings.
 std::vector<SideFile> read_side_files(const std::filesystem::path& directory);
 
-/// Makes the directory, writes the side files and then the weights, each atomically. Throws Error(invalid_argument) before anything is
-/// written where a side file of another model stands.
+/// Makes the directory, and in it the side files and the weights: each appears when all of them are written, and none where that
+/// fails. Throws Error(invalid_argument) before anything is written where a side file of another model stands.
 void write_layout(const Layout& out, const std::vector<SideFile>& side_files,
                   const std::vector<weights::Output>& tensors, std::map<std::string, std::string> metadata);
 

@@ -1,6 +1,7 @@
 """basin convert, against the `gguf` and `safetensors` packages: what they write is read, and they read what is written."""
 import json
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -309,6 +310,15 @@ class ConvertSafetensors(CliTest):
         self.write("odd/tokenizer.json", json.dumps(tokenizer))
         self.refused(1, "pre-tokeniser", "convert", odd, self.path("odd.gguf"), "--type", "f32", hint="smollm")
         self.assertFalse(os.path.exists(self.path("odd.gguf")))
+
+    def test_a_full_disk_leaves_nothing(self):
+        source = copy_model(self.path("source"))
+        out = os.path.join(self.dir, "new", "deep")
+        self.refused(1, "File too large", "convert", source, out, "--type", "f16",
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)))
+        self.assertFalse(os.path.exists(os.path.join(self.dir, "new")))
+        self.assertIn(b"converted to f16 or f32, ", self.ok("convert", source, out, "--type", "f16").stdout)
+        self.assertIn(b"converted to f32, ", self.ok("convert", source, self.path("f32"), "--type", "f32").stdout)
 
     def test_bytes_stay_bytes(self):
         tensors = {"w_blocks": np.arange(64, dtype=np.uint8).reshape(2, 2, 16), "w_scales": np.full((2, 2), 120, np.uint8)}
