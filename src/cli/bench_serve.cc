@@ -39,9 +39,16 @@ struct Seen {
   std::vector<double> gaps;               // between the events that carried text
 };
 
+// Of a run with `seed`, for one of its texts: another seed or another text shares nothing with it, however near its number.
+std::mt19937_64 random_of(std::uint64_t seed, std::int64_t text) {
+  const auto number = static_cast<std::uint64_t>(text);
+  std::seed_seq words{seed & 0xffffffff, seed >> 32, number & 0xffffffff, number >> 32};
+  return std::mt19937_64(words);
+}
+
 std::string make_body(const BenchServeArgs& args, const std::string& model, std::int64_t index) {
   // Not from the beginning, where some vocabularies have their special tokens.
-  std::mt19937_64 shared(args.seed), own(args.seed + 1 + static_cast<std::uint64_t>(index));
+  std::mt19937_64 shared = random_of(args.seed, -1), own = random_of(args.seed, index);
   std::uniform_int_distribution<std::int64_t> id(args.vocabulary / 10, args.vocabulary - 1);
   std::vector<std::int64_t> prompt;
   for (std::int64_t i = 0; i < args.shared_tokens; ++i) prompt.push_back(id(shared));

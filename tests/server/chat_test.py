@@ -2,6 +2,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ class Liar:
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.asked = threading.Event()
         self.open = []  # those that hang
+        self.bodies = []  # of what was posted
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self):
@@ -37,6 +39,12 @@ class Liar:
         data = b""
         while b"\r\n\r\n" not in data:
             data += client.recv(65536)
+        if data.startswith(b"POST"):
+            header, _, posted = data.partition(b"\r\n\r\n")
+            size = int(re.search(rb"(?i)content-length: (\d+)", header)[1])
+            while len(posted) < size:
+                posted += client.recv(65536)
+            self.bodies.append(json.loads(posted))
         body, kind = (self.models, "application/json") if data.startswith(b"GET") else (self.answer, self.kind)
         try:
             client.sendall(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n".encode() + body)
@@ -232,6 +240,25 @@ class Chat(ServerTest):
 
 
 class BenchServe(ServerTest):
+    def test_neighbouring_seeds_share_no_prompt(self):
+        """A second run must not find the first one's prompts in the prefix cache; the same run must find its own."""
+        liar = Liar(events(b"[DONE]"))
+        self.addCleanup(liar.close)
+
+        def prompts(seed):
+            liar.bodies.clear()
+            subprocess.run([BINARY, "bench", "serve", "--url", liar.url, "--requests", "6", "--shared-tokens", "8",
+                            "--input-tokens", "8", "--vocabulary", "30000", "--seed", str(seed)], capture_output=True, check=True, timeout=60)
+            return {tuple(body["prompt"]) for body in liar.bodies}
+
+        runs = [prompts(seed) for seed in (0, 1, 2, 1 << 32)]
+        own = [prompt[8:] for run in runs for prompt in run]
+        self.assertEqual(len(set(own)), 24)
+        beginnings = [{prompt[:8] for prompt in run} for run in runs]
+        self.assertEqual([len(beginning) for beginning in beginnings], [1] * 4)
+        self.assertEqual(len(set.union(*beginnings)), 4)
+        self.assertEqual(prompts(1), runs[1])
+
     def test_every_request_is_counted(self):
         for flags in (("--concurrency", "3"), ("--rate", "200"), ("--shared-tokens", "40", "--window", "9", "--sink-tokens", "1")):
             done = subprocess.run([BINARY, "bench", "serve", "--url", self.server.url, "--requests", "7", "--input-tokens", "5",
