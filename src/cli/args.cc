@@ -255,6 +255,7 @@ void add_generate(CLI::App& app, GenerateArgs& args) {
       "--seed", 0, std::numeric_limits<std::int64_t>::max(),
       [&](std::int64_t n) { args.sampling.seed = static_cast<std::uint64_t>(n); },
       "seed of the sampling (default 0)");
+  app.add_flag("--ignore-eos", args.ignore_eos, "go on after the tokens that end a text, up to --max-tokens");
   add_json(app, args.json);
 }
 

@@ -25,6 +25,7 @@ struct GenerateArgs {
   bool thinking = true;               // of --chat
   std::optional<std::string> system;  // replaces the model's default; "" = no system message
   std::int64_t max_tokens = 128;
+  bool ignore_eos = false;
   ops::SamplingOptions sampling;
   bool json = false;
 };

@@ -85,7 +85,7 @@ class LocalPartner : public Partner {
   explicit LocalPartner(const ChatArgs& args)
       : args_(args),
         session_(args.model),
-        format_(text::find_chat_format(session_.tokenizer(), session_.loaded.chat_template,
+        format_(text::find_chat_format(session_.tokenizer(false), session_.loaded.chat_template,
                                        session_.config().architecture)),
         runner_(*session_.loaded.model, session_.pool, args.model.stream.compute,
                 {args.model.stream.page_tokens, page_count(args, session_.config()), 1,

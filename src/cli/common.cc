@@ -17,10 +17,11 @@ Session::Session(const ModelArgs& args)
   throw_if_interrupted();
 }
 
-const text::Tokenizer& Session::tokenizer() const {
+const text::Tokenizer& Session::tokenizer(bool takes_ids) const {
   if (!loaded.tokenizer) {
     throw Error(ErrorCode::unsupported, fmt::format("{} has no tokenizer", path_),
-                "give token ids with --tokens FILE, or put the model's tokenizer.json beside its weights");
+                fmt::format("{}put the model's tokenizer.json beside its weights",
+                            takes_ids ? "give token ids with --tokens FILE, or " : ""));
   }
   return *loaded.tokenizer;
 }

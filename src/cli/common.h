@@ -22,8 +22,8 @@ struct Session {
 
   const models::ModelConfig& config() const { return loaded.model->config(); }
 
-  /// The tokenizer. Throws Error(unsupported), with a hint, when the model has none.
-  const text::Tokenizer& tokenizer() const;
+  /// The tokenizer. Throws Error(unsupported) when the model has none; the hint names --tokens where that flag `takes_ids`.
+  const text::Tokenizer& tokenizer(bool takes_ids) const;
 
  private:
   std::string path_;

@@ -103,11 +103,11 @@ int run(const GenerateArgs& args) {
   Session session(args.model);
   std::unique_ptr<text::ChatFormat> format;
   if (args.chat) {
-    format = text::find_chat_format(session.tokenizer(), session.loaded.chat_template,
+    format = text::find_chat_format(session.tokenizer(false), session.loaded.chat_template,
                                     session.config().architecture);
     ids = chat_ids(*format, args, prompt);
   } else if (!args.tokens_file) {
-    ids = encode_for_model(session.tokenizer(), prompt).ids;
+    ids = encode_for_model(session.tokenizer(true), prompt).ids;
   }
   check_vocabulary(ids, session.config(), "the prompt");
   check_fits(static_cast<std::int64_t>(ids.size()), session.config(), args.model.stream, "the prompt",
@@ -117,7 +117,8 @@ int run(const GenerateArgs& args) {
   engine::GenerateOptions options;
   options.max_tokens = args.max_tokens;
   options.sampling = args.sampling;
-  if (tokenizer != nullptr) options.stops.assign(tokenizer->stops().begin(), tokenizer->stops().end());
+  if (tokenizer != nullptr && !args.ignore_eos)
+    options.stops.assign(tokenizer->stops().begin(), tokenizer->stops().end());
 
   const auto reader = [&]() -> std::optional<AnswerReader> {
     if (tokenizer == nullptr) return {};

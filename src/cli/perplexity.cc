@@ -62,7 +62,7 @@ int run(const PerplexityArgs& args) {
   Session session(args.model);
   std::optional<std::int32_t> bos;
   if (args.text_file) {
-    const text::Tokenizer& tokenizer = session.tokenizer();
+    const text::Tokenizer& tokenizer = session.tokenizer(true);
     ids = tokenizer.encode(text, true);
     if (tokenizer.adds_bos()) bos = tokenizer.bos();
   }

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 std::vector<std::int32_t> read_input(const ProbeArgs& args, const Session& session) {
   std::vector<std::int32_t> ids;
   if (args.tokens_file) ids = read_tokens(*args.tokens_file);
-  if (args.text_file) ids = encode_for_model(session.tokenizer(), read_text(*args.text_file)).ids;
+  if (args.text_file) ids = encode_for_model(session.tokenizer(true), read_text(*args.text_file)).ids;
   if (args.max_tokens && *args.max_tokens < static_cast<std::int64_t>(ids.size())) {
     ids.resize(static_cast<std::size_t>(*args.max_tokens));
   }

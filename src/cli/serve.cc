@@ -152,10 +152,10 @@ int run(const ServeArgs& args) {
   model.path = args.model.model;
   model.created = std::time(nullptr);
   model.config = &session.config();
-  model.tokenizer = &session.tokenizer();
+  model.tokenizer = &session.tokenizer(false);
   std::unique_ptr<text::ChatFormat> chat;
   try {
-    chat = text::find_chat_format(session.tokenizer(), session.loaded.chat_template,
+    chat = text::find_chat_format(session.tokenizer(false), session.loaded.chat_template,
                                   session.config().architecture);
   } catch (const Error& error) {  // completions are served all the same
     model.chat_problem = error.what();

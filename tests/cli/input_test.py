@@ -53,6 +53,9 @@ class Inputs(CliTest):
         self.refused(1, "no tokenizer", "generate", self.model, "--prompt", "x", hint="--tokens")
         self.refused(1, "no tokenizer", "perplexity", self.model, "--text-file", text, hint="--tokens")
         self.refused(1, "tokenizer.json", "tokenize", self.model, "--text", "x")
+        for command in (("serve", "--port", "0"), ("chat",), ("generate", "--chat", "--prompt", "x")):  # take no --tokens
+            done = self.refused(1, "no tokenizer", command[0], self.model, *command[1:], hint="tokenizer.json")
+            self.assertNotIn(b"--tokens", done.stderr, command)
 
     def test_token_files(self):
         for name, arguments, message in (

@@ -172,6 +172,17 @@ class Text(CliTest):
         self.assertEqual(self.generated("--temperature", "3", "--top-k", "1")["token_ids"], greedy)
         self.assertNotEqual(self.generated("--repetition-penalty", "50")["token_ids"], greedy)
 
+    def test_ignore_eos(self):
+        greedy = self.generated()["token_ids"]
+        folder = copy_model(self.path("ends"))
+        write_tokenizer(folder)
+        end = next(i for i in range(1, len(greedy)) if greedy[i] not in greedy[:i])
+        self.write("ends/generation_config.json", json.dumps({"eos_token_id": greedy[end]}))
+        ask = ("generate", folder, "--prompt", "hello the world", "--max-tokens", str(len(greedy)))
+        short, whole = self.json(*ask), self.json(*ask, "--ignore-eos")
+        self.assertEqual((short["token_ids"], short["finish_reason"]), (greedy[:end], "stop"))
+        self.assertEqual((whole["token_ids"], whole["finish_reason"]), (greedy, "length"))
+
     def test_number_suffixes_and_underscores(self):
         short = self.json("generate", self.model, "--prompt", "hello the world", "--max_tokens", "24")
         self.assertEqual(short["token_ids"], self.generated()["token_ids"])
