@@ -190,11 +190,14 @@ void add_common(CLI::App& app, ModelArgs& args, bool chunks = true, bool model_r
       [&](std::size_t i) { stream.compute = i == 0 ? ops::Compute::fp32 : ops::Compute::fast; },
       stream.compute == ops::Compute::fp32 ? "arithmetic of the activations (default fp32)"
                                            : "arithmetic of the activations (default fast)");
-}
-
-void add_index_fp8(CLI::App& app, ModelArgs& args) {
-  app.add_flag("--index-fp8", args.stream.index_fp8,
-               "a sparse model's indexers score in fp8 after a Hadamard transform, as servers do");
+  app.add_flag("--index-fp8", stream.index.fp8,
+               "a sparse model's indexers score in fp8 after a Hadamard transform, as DeepSeek's servers do");
+  options.integer(
+      "--index-sink-tokens", 0, kMany, [&](std::int64_t n) { stream.index.sink_tokens = n; },
+      "a sparse model's indexers select the first N keys whatever their scores (default 0)");
+  options.integer(
+      "--index-window", 0, kMany, [&](std::int64_t n) { stream.index.window = n; },
+      "and the last N, the current one included (default 0)");
 }
 
 void check(const ModelArgs& args) {
@@ -228,7 +231,6 @@ void add_json(CLI::App& app, bool& json) {
 
 void add_generate(CLI::App& app, GenerateArgs& args) {
   add_common(app, args.model);
-  add_index_fp8(app, args.model);
   Options options(app);
   options.string("--prompt", args.prompt, "TEXT", "text to continue; special tokens in it are recognised");
   options.path("--prompt-file", args.prompt_file, "the same, from a file");
@@ -280,7 +282,6 @@ void check(const GenerateArgs& args) {
 
 void add_perplexity(CLI::App& app, PerplexityArgs& args) {
   add_common(app, args.model);
-  add_index_fp8(app, args.model);
   Options options(app);
   options.path("--text-file", args.text_file, "UTF-8 text to score");
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");
@@ -293,7 +294,6 @@ void add_perplexity(CLI::App& app, PerplexityArgs& args) {
 void add_logits(CLI::App& app, LogitsArgs& args) {
   args.model.stream.compute = ops::Compute::fp32;
   add_common(app, args.model);
-  add_index_fp8(app, args.model);
   Options options(app);
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are")
       ->required();
@@ -412,7 +412,8 @@ void add_chat(CLI::App& app, ChatArgs& args) {
 
 void check(const ChatArgs& args, const CLI::App& app) {
   require_one({{"MODEL", !args.model.model.empty()}, {"--url", args.url.has_value()}});
-  for (const char* flag : {"--threads", "--chunk-tokens", "--page-tokens", "--device", "--compute"}) {
+  for (const char* flag : {"--threads", "--chunk-tokens", "--page-tokens", "--device", "--compute",
+                           "--index-fp8", "--index-sink-tokens", "--index-window"}) {
     if (args.url && app.count(flag) > 0)
       throw UsageError(fmt::format("{} has no meaning with --url: the server has its own", flag),
                        fmt::format("leave {} out", flag));
@@ -485,7 +486,6 @@ void check(const BenchServeArgs& args, const CLI::App& app) {
 
 void add_probe(CLI::App& app, ProbeArgs& args) {
   add_common(app, args.model, false, false);
-  add_index_fp8(app, args.model);
   Options options(app);
   options.path("--text-file", args.text_file, "UTF-8 text to read");
   options.path("--tokens", args.tokens_file, "safetensors file with input_ids [T], read as they are");

@@ -87,7 +87,7 @@ class LocalPartner : public Partner {
         session_(args.model),
         format_(text::find_chat_format(session_.tokenizer(false), session_.loaded.chat_template,
                                        session_.config().architecture)),
-        runner_(*session_.loaded.model, session_.pool, args.model.stream.compute,
+        runner_(*session_.loaded.model, session_.pool, engine::pass_options(args.model.stream),
                 {args.model.stream.page_tokens, page_count(args, session_.config()), 1,
                  args.model.stream.chunk_tokens}),
         engine_(runner_, session_.pool, session_.loaded.tokenizer.get(), options(args)) {}

@@ -126,7 +126,7 @@ int probe_model(const ProbeArgs& args) {
   options.compute = stream.compute;
   options.layer.map_bins = args.map_bins;
   options.layer.topk = args.topk;
-  options.index_fp8 = stream.index_fp8;
+  options.index = stream.index;
   options.model = fs::path(args.model.model).filename().string();
   options.folder = out / "layers";
   const auto layers = static_cast<std::int64_t>(session.config().layers.size());

@@ -169,7 +169,7 @@ int run(const ServeArgs& args) {
   model.pages = page_count(args, session.config(), shape);
   model.max_sequences = args.max_num_seqs;
 
-  engine::ModelRunner runner(*session.loaded.model, session.pool, args.model.stream.compute,
+  engine::ModelRunner runner(*session.loaded.model, session.pool, engine::pass_options(args.model.stream),
                              {shape.page_tokens, model.pages, args.max_num_seqs, batch_tokens});
   describe(args, model, *session.loaded.model, runner.kinds());
   engine::EngineOptions engine_options;

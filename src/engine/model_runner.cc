@@ -6,10 +6,11 @@
 
 namespace basin::engine {
 
-ModelRunner::ModelRunner(models::Model& model, ThreadPool& threads, ops::Compute compute,
+ModelRunner::ModelRunner(models::Model& model, ThreadPool& threads, const models::PassOptions& options,
                          const Limits& limits)
-    : model_(model), threads_(threads), compute_(compute), windows_(models::layer_windows(model.config())) {
-  kinds_ = kv::layer_kinds(windows_, models::cache_shape(model.config(), compute, limits.page_tokens));
+    : model_(model), threads_(threads), options_(options), windows_(models::layer_windows(model.config())) {
+  kinds_ =
+      kv::layer_kinds(windows_, models::cache_shape(model.config(), options.compute, limits.page_tokens));
   for (kv::LayerKind& kind : kinds_) {
     // Of a window's pages as many are kept for prefixes as all sequences together may hold.
     const std::int64_t pages =
@@ -27,7 +28,7 @@ kv::SequenceCache ModelRunner::make_cache(const kv::Policy& policy) const {
 void ModelRunner::run(std::span<const RunnerWork> work, const OnLogits& on_logits) {
   std::vector<models::Chunk> chunks;
   for (const RunnerWork& each : work) chunks.push_back({each.tokens, each.cache, each.rows});
-  model_.forward(chunks, {compute_, attention::Backend::automatic, nullptr}, on_logits, threads_);
+  model_.forward(chunks, options_, on_logits, threads_);
 }
 
 }  // namespace basin::engine

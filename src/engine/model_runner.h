@@ -14,7 +14,8 @@ class ModelRunner : public Runner {
     std::int64_t max_sequences = 1, max_batch_tokens = 512;
   };
   /// `model` and `threads` must outlive the runner.
-  ModelRunner(models::Model& model, ThreadPool& threads, ops::Compute compute, const Limits& limits);
+  ModelRunner(models::Model& model, ThreadPool& threads, const models::PassOptions& options,
+              const Limits& limits);
 
   std::int64_t vocabulary() const override { return model_.config().vocabulary; }
   std::span<const kv::LayerKind> kinds() const override { return kinds_; }
@@ -24,7 +25,7 @@ class ModelRunner : public Runner {
  private:
   models::Model& model_;
   ThreadPool& threads_;
-  ops::Compute compute_;
+  models::PassOptions options_;
   std::vector<std::int64_t> windows_;
   std::vector<kv::LayerKind> kinds_;
 };

@@ -28,6 +28,29 @@ void refuse(const std::string& what, const std::string& hint = {}) {
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxPageTokens = std::int64_t{1} << 20;
 
+void check(const models::IndexOptions& options, const models::ModelConfig& config) {
+  if (options == models::IndexOptions{}) return;
+  const char* const first = options.fp8                ? "--index-fp8"
+                            : options.sink_tokens != 0 ? "--index-sink-tokens"
+                                                       : "--index-window";
+  if (!config.indexer) {
+    refuse(fmt::format("{}: this model has no indexer", first), fmt::format("leave {} out", first));
+  }
+  const models::IndexerConfig& indexer = *config.indexer;
+  if (options.fp8 && !std::has_single_bit(static_cast<std::uint64_t>(indexer.d_head))) {
+    refuse(fmt::format(
+        "--index-fp8: the Hadamard transform needs a power of two, and the indexer's heads have {}",
+        indexer.d_head));
+  }
+  if (options.sink_tokens < 0 || options.window < 0 || options.sink_tokens > indexer.topk ||
+      options.window > indexer.topk - options.sink_tokens) {
+    refuse(
+        fmt::format("--index-sink-tokens {} and --index-window {} take places of the {} keys that this "
+                    "model selects; together they must be at most that",
+                    options.sink_tokens, options.window, indexer.topk));
+  }
+}
+
 }  // namespace
 
 void check(const StreamOptions& options, const models::ModelConfig& config) {
@@ -49,14 +72,7 @@ void check(const StreamOptions& options, const models::ModelConfig& config) {
   if (options.page_tokens < 1 || options.page_tokens > kMaxPageTokens) {
     refuse(fmt::format("--page-tokens is {}; allowed are 1 to {}", options.page_tokens, kMaxPageTokens));
   }
-  if (options.index_fp8 && !config.indexer) {
-    refuse("--index-fp8: this model has no indexer", "leave --index-fp8 out");
-  }
-  if (options.index_fp8 && !std::has_single_bit(static_cast<std::uint64_t>(config.indexer->d_head))) {
-    refuse(fmt::format(
-        "--index-fp8: the Hadamard transform needs a power of two, and the indexer's heads have {}",
-        config.indexer->d_head));
-  }
+  check(options.index, config);
   if (options.window && options.positions == PositionMode::in_cache &&
       options.sink_tokens + *options.window > config.context) {
     refuse(fmt::format("{} sink tokens and a window of {} exceed the trained context of {} tokens",
@@ -65,6 +81,10 @@ void check(const StreamOptions& options, const models::ModelConfig& config) {
                ? fmt::format("use --window {} or less", config.context - options.sink_tokens)
                : fmt::format("use fewer sink tokens than {}; 4 do for most models", config.context));
   }
+}
+
+models::PassOptions pass_options(const StreamOptions& options) {
+  return {options.compute, options.attention_backend, nullptr, options.index};
 }
 
 kv::SequenceCache make_cache(const StreamOptions& options, const models::ModelConfig& config) {
@@ -102,8 +122,7 @@ void Stream::feed(std::span<const std::int32_t> tokens, models::LogitsRows rows,
     chunk.cache = &s.cache;
     chunk.rows = rows;
     if (rows == models::LogitsRows::last && begin + size < count) chunk.rows = models::LogitsRows::none;
-    models::PassOptions pass{s.options.compute, s.options.attention_backend};
-    pass.index_fp8 = s.options.index_fp8;
+    const models::PassOptions pass = pass_options(s.options);
     const std::int64_t first = s.cache.logical_position();
     const auto hand_on = [&](std::size_t, std::int64_t row, std::int64_t number,
                              std::span<const float> logits) {

@@ -31,12 +31,15 @@ struct StreamOptions {
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
   models::LatentForm latent = models::LatentForm::absorbed;  // of models with latent attention
-  bool index_fp8 = false;                                    // see models::PassOptions
+  models::IndexOptions index;                                // of models with indexers
 };
 
 /// Throws Error(invalid_argument | unsupported) with a hint: window 0, sink tokens without a window,
 /// sink_tokens + window beyond the trained context in in-cache mode, RoPE that changes with length, ...
 void check(const StreamOptions& options, const models::ModelConfig& config);
+
+/// What a pass of such a stream is asked for.
+models::PassOptions pass_options(const StreamOptions& options);
 
 /// An empty cache for one sequence of a model. The request's window acts on the layers with full attention; layers with a
 /// window of their own keep that.

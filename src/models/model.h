@@ -118,12 +118,19 @@ class PassObserver {
   virtual void finished(std::int64_t layer, std::span<const float> x) = 0;
 };
 
+/// What is asked of a model's indexers beside what they have learned.
+struct IndexOptions {
+  bool fp8 = false;  // score as servers do: queries and keys through a Hadamard transform to fp8
+  // Selected whatever their scores, in places of the topk: the first keys that a query sees, and the last, self included.
+  std::int64_t sink_tokens = 0, window = 0;
+  bool operator==(const IndexOptions&) const = default;
+};
+
 struct PassOptions {
   ops::Compute compute = ops::Compute::fast;
   attention::Backend attention_backend = attention::Backend::automatic;
   PassObserver* observer = nullptr;  // may be null; for passes over one chunk
-  bool index_fp8 =
-      false;  // indexers score as servers do: queries and keys through a Hadamard transform to fp8
+  IndexOptions index = {};           // of models with indexers
 };
 
 /// `chunk` is an index into the pass's chunks; `first_row` counts from that chunk's first token.

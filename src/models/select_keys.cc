@@ -52,7 +52,7 @@ attention::Ran select_keys(Pass& pass, const IndexerWeights& weights, const floa
   const auto rotate = [&](float* from, std::int64_t h, const ops::RopeTable& table, float* to) {
     rotation.rope->rotate(contiguous(static_cast<const void*>(from), DType::f32, {rows, h, d}), table,
                           contiguous(static_cast<void*>(to), DType::f32, {rows, h, d}), pass.pool);
-    if (pass.options.index_fp8) to_index_fp8(to, rows * h, d, pass.pool);
+    if (pass.options.index.fp8) to_index_fp8(to, rows * h, d, pass.pool);
   };
   if (rotation.sink.tokens > 0)
     rotate(q, heads, rotation.sink, Workspace::floats(work.index_q_sink, rows * heads * d));
@@ -80,6 +80,8 @@ attention::Ran select_keys(Pass& pass, const IndexerWeights& weights, const floa
     problem.k = cache->index_keys(index);
     problem.weights = weight + first * heads;
     problem.topk = indexer.topk;
+    problem.forced_first = pass.options.index.sink_tokens;
+    problem.forced_last = pass.options.index.window;
     problem.indices = work.selection.data() + first * indexer.topk;
     ran = attention::select(problem, pass.options.attention_backend, pass.pool);
     first += tokens;

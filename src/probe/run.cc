@@ -44,7 +44,9 @@ nlohmann::json describe(const models::Model& model, std::span<const std::int32_t
           {"sink_tokens", options.policy.sink_tokens},
           {"window", options.policy.window},
           {"in_cache_positions", options.policy.in_cache_positions},
-          {"index_fp8", options.index_fp8},
+          {"index_fp8", options.index.fp8},
+          {"index_sink_tokens", options.index.sink_tokens},
+          {"index_window", options.index.window},
           {"map_bins", options.layer.map_bins},
           {"topk", options.layer.topk}};
 }
@@ -204,7 +206,7 @@ std::int64_t run(models::Model& model, std::span<const std::int32_t> tokens, con
   models::PassOptions pass;
   pass.compute = options.compute;
   pass.observer = &recorder;
-  pass.index_fp8 = options.index_fp8;
+  pass.index = options.index;
   model.forward({&chunk, 1}, pass, {}, pool);
   return before;
 }

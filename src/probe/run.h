@@ -24,7 +24,7 @@ struct RunOptions {
   kv::Policy policy;  // what the model reads with
   std::int64_t page_tokens = 16;
   ops::Compute compute = ops::Compute::fast;
-  bool index_fp8 = false;  // see models::PassOptions
+  models::IndexOptions index;  // of models with indexers
   LayerOptions layer;
   std::string model;             // names the run, so that another one does not go on from its files
   std::filesystem::path folder;  // where each layer's result goes; made when it is missing

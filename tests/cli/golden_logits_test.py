@@ -66,7 +66,9 @@ class GoldenLogits(CliTest):
             self.assertLessEqual(max_difference(found, expected), TOLERANCE)
             for options in (("--chunk-tokens", "1"), ("--chunk-tokens", "7", "--page-tokens", "1", "--threads", "1")):
                 self.assertEqual(self.logits(model, *options)[1][1].tobytes(), found.tobytes())
-            self.assertNotEqual(self.logits(model, "--index-fp8")[1][1].tobytes(), found.tobytes())
+            for flags in (("--index-fp8",), ("--index-sink-tokens", "3"), ("--index-window", "4")):
+                self.assertNotEqual(self.logits(model, *flags)[1][1].tobytes(), found.tobytes())
+            self.assertEqual(self.logits(model, "--index-sink-tokens", "0", "--index-window", "0")[1][1].tobytes(), found.tobytes())
             text = self.json("generate", model, "--tokens", os.path.join(model, "golden.safetensors"), "--max-tokens", "40")
             self.assertEqual(len(text["token_ids"]), 40)
 

@@ -110,8 +110,22 @@ class Probe(CliTest):
             done = self.probe(model, "--tokens", self.tokens, "--out", out, *arguments)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn(message, done.stderr)
-        done = self.probe(golden_model("llama_tiny"), "--tokens", self.tokens, "--out", out, "--index-fp8")
-        self.assertIn("no indexer", done.stderr)
+        for flags in (("--index-fp8",), ("--index-sink-tokens", "4"), ("--index-window", "1")):
+            done = self.probe(golden_model("llama_tiny"), "--tokens", self.tokens, "--out", out, *flags)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(f"{flags[0]}: this model has no indexer", done.stderr)
+        done = self.probe(model, "--tokens", self.tokens, "--out", out, "--index-sink-tokens", "20", "--index-window", "5")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("24 keys that this model selects", done.stderr)
+
+    def test_selections_that_must_hold_sink_tokens_are_studied(self):
+        out = self.place("report")
+        done = self.probe(golden_model("deepseekv32_tiny"), "--tokens", self.tokens, "--out", out, "--index-sink-tokens", "4",
+                          "--index-window", "6")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
+            for layer in json.load(file)["layers"]:
+                self.assertEqual(layer["sink_kept_1_4_16_64"][:2], [1.0, 1.0])
 
     def test_a_killed_run_of_a_sparse_model_goes_on(self):
         self.expect_killed_run_goes_on(("trace.npz", "counts.csv", "report.html"), golden_model("glmmoedsa_tiny"), "--tokens",

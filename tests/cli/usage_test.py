@@ -30,7 +30,7 @@ class Usage(CliTest):
         for command in RUNS:
             text = self.ok(command, "--help").stdout.decode()
             for flag in ("--sink-tokens", "--window", "--positions", "--chunk-tokens", "--page-tokens", "--threads",
-                         "--device", "--compute"):
+                         "--device", "--compute", "--index-fp8", "--index-sink-tokens", "--index-window"):
                 self.assertIn(flag, text)
 
     def test_no_command(self):

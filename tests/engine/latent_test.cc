@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "basin/base/error.h"
 #include "engine/runs.h"
@@ -67,7 +68,7 @@ std::vector<std::vector<std::int32_t>> selections(models::Model& model, std::spa
   models::PassOptions pass;
   pass.compute = options.compute;
   pass.attention_backend = options.attention_backend;
-  pass.index_fp8 = options.index_fp8;
+  pass.index = options.index;
   pass.observer = &seen;
   for (std::size_t begin = 0; begin < tokens.size(); begin += static_cast<std::size_t>(chunk)) {
     const std::size_t size = std::min(static_cast<std::size_t>(chunk), tokens.size() - begin);
@@ -138,7 +139,7 @@ TEST(Indexer, ChunksDecodeAndThreadsSelectTheSame) {
       StreamOptions options;
       options.compute = compute;
       for (const bool fp8 : {false, true}) {
-        options.index_fp8 = fp8;
+        options.index.fp8 = fp8;
         const auto whole = selections(*loaded.model, tokens, 1 << 20, options);
         for (const std::int64_t chunk : {1, 7, 64}) {
           options.page_tokens = chunk;
@@ -155,7 +156,7 @@ TEST(Indexer, ScoresInFp8WhenAsked) {
     const auto tokens = tokens_of(150);
     StreamOptions options = exact();
     const auto plain = selections(*loaded.model, tokens, 64, options);
-    options.index_fp8 = true;
+    options.index.fp8 = true;
     const auto fp8 = selections(*loaded.model, tokens, 64, options);
     EXPECT_NE(plain, fp8);
     std::size_t same = 0;
@@ -163,7 +164,53 @@ TEST(Indexer, ScoresInFp8WhenAsked) {
     EXPECT_GT(same, plain[0].size() / 2) << "fp8 changes selections a little, not wholly";
   }
   StreamOptions options;
-  options.index_fp8 = true;
+  options.index.fp8 = true;
+  EXPECT_THROW(engine::check(options, models::load(golden_model("deepseek_v3")).model->config()), Error);
+}
+
+// The first and the last keys in places of the selection: as many keys as before, the rest by their scores.
+TEST(Indexer, TakesSinkTokensAndAWindowWhenAsked) {
+  constexpr std::int32_t kSinks = 3, kWindow = 5;
+  for (const char* family : kSparse) {
+    const models::Loaded loaded = models::load(golden_model(family));
+    const std::int64_t topk = loaded.model->config().indexer->topk;
+    const auto tokens = tokens_of(150);
+    StreamOptions options = exact();
+    const auto plain = selections(*loaded.model, tokens, 64, options);
+    options.index.sink_tokens = kSinks;
+    options.index.window = kWindow;
+    const auto forced = selections(*loaded.model, tokens, 64, options);
+    EXPECT_NE(plain, forced);
+    EXPECT_EQ(forced, selections(*loaded.model, tokens, 1, options)) << "decode selects what prefill does";
+    const auto row = [&](const std::vector<std::int32_t>& layer, std::int32_t t) {
+      const auto* keys = layer.data() + t * topk;
+      return std::set<std::int32_t>(keys, keys + std::min<std::int64_t>(topk, t + 1));
+    };
+    for (std::size_t layer = 0; layer < forced.size(); ++layer) {
+      for (std::int32_t t = 0; t < 150; ++t) {
+        const std::set<std::int32_t> keys = row(forced[layer], t), best = row(plain[layer], t);
+        ASSERT_EQ(keys.size(), best.size());
+        ASSERT_EQ(keys.count(-1), 0u);
+        for (std::int32_t key = 0; key <= t; ++key) {
+          const bool taken = key < kSinks || key > t - kWindow;
+          if (taken) {
+            ASSERT_TRUE(keys.contains(key)) << family << " query " << t << " key " << key;
+          } else if (layer == 0 && keys.contains(key)) {
+            ASSERT_TRUE(best.contains(key)) << "the rest goes by scores";
+          }
+        }
+      }
+    }
+    options.index.window = topk - kSinks;  // all places
+    const std::vector<std::int32_t> all = selections(*loaded.model, tokens, 64, options)[0];
+    for (std::int32_t key = 0; key < topk; ++key)
+      EXPECT_EQ(all[static_cast<std::size_t>(149 * topk + key)],
+                key < kSinks ? key : key + 150 - static_cast<std::int32_t>(topk));
+    options.index.window += 1;
+    EXPECT_THROW(engine::check(options, loaded.model->config()), Error);
+  }
+  StreamOptions options;
+  options.index.window = 1;
   EXPECT_THROW(engine::check(options, models::load(golden_model("deepseek_v3")).model->config()), Error);
 }
 

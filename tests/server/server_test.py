@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -445,6 +446,27 @@ class Key(ServerTest):
             self.assertTrue(connection.recv(10000).startswith(b"HTTP/1.1 401"))
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
         self.assertNotIn("sesame", self.server.stderr())
+
+
+class Sparse(unittest.TestCase):
+    """A model with indexers: what is said about them holds for all answers."""
+
+    def test_the_text_is_that_of_basin_generate(self):
+        with tempfile.TemporaryDirectory(prefix="basin-serve-") as folder:
+            model = cli_helpers.copy_model(os.path.join(folder, "tiny"), "deepseekv32_tiny")
+            cli_helpers.write_tokenizer(model)
+            prompt, texts = "hello the world and all that is in it, again and again", set()
+            for flags in ((), ("--index-fp8",), ("--index-sink-tokens", "8", "--index-window", "15")):
+                done = subprocess.run([BINARY, "generate", model, "--prompt", prompt, "--max-tokens", "40", "--json", *flags],
+                                      capture_output=True, check=True)
+                server = Server(model, *flags)
+                try:
+                    got = server.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 40, "temperature": 0})
+                finally:
+                    server.close()
+                self.assertEqual(got["choices"][0]["text"], json.loads(done.stdout)["text"], flags)
+                texts.add(got["choices"][0]["text"])
+            self.assertEqual(len(texts), 3, "every flag changes the answer")
 
 
 class Windows(ServerTest):
