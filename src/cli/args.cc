@@ -510,6 +510,9 @@ void add_probe(CLI::App& app, ProbeArgs& args) {
   options.integer(
       "--from-query", 1, kMany, [&](std::int64_t n) { args.from_query = n; },
       "first query of the study of a trace (default: the width of its sets)");
+  options.integer(
+      "--to-query", 1, kMany, [&](std::int64_t n) { args.to_query = n; },
+      "last query of the study of a trace (default: its last)");
   options.real("--target", args.target, "share of the mass that the advised window keeps (default 0.95)");
   app.add_flag_callback(
       "--no-advice", [&args] { args.advise = false; }, "do not measure perplexity at the advised window");
@@ -521,7 +524,7 @@ void check(const ProbeArgs& args, const CLI::App& app) {
     throw UsageError("MODEL or --trace is needed", "see basin probe --help");
   }
   const std::vector<std::string_view> of_both = {"--out", "--json", "--topk"};
-  const std::vector<std::string_view> of_trace = {"--trace", "--layers", "--from-query"};
+  const std::vector<std::string_view> of_trace = {"--trace", "--layers", "--from-query", "--to-query"};
   const auto listed = [](const std::vector<std::string_view>& flags, const std::string& flag) {
     return std::find(flags.begin(), flags.end(), flag) != flags.end();
   };

@@ -118,6 +118,7 @@ struct ProbeArgs {
   std::int64_t topk = 0;        // of a model: width of the recorded sets, 0 = none; of a raw trace: its width
   std::int64_t layers = 0;      // of a raw trace
   std::int64_t from_query = 0;  // of a trace: first query of the study; 0 = topk
+  std::int64_t to_query = 0;    // of a trace: last query of the study; 0 = its last
   double target = 0.95;         // share of the mass to keep
   bool advise = true;
   bool json = false;

@@ -184,6 +184,7 @@ int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& 
   const probe::Trace trace = probe::open_trace(path, shape);
   probe::StudyOptions options;
   options.first = args.from_query;
+  options.last = args.to_query;
   Progress progress("studying");
   const probe::Study study = probe::study(
       trace, options, pool, [&](std::int64_t done, std::int64_t total) { progress.update(done, total); },

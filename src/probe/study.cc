@@ -32,7 +32,7 @@ std::int64_t common(const std::uint64_t* a, const std::uint64_t* b, std::int64_t
 struct Frame {
   const Trace& trace;
   std::int64_t topk, keys, words;
-  std::int64_t skipped;         // queries before the studied ones
+  std::int64_t skipped;         // queries before the studied ones; those behind them are skipped, too
   std::int64_t first, queries;  // studied positions
   std::int64_t map_rows, map_columns, row_queries, column_keys;
   std::vector<std::int64_t> lags;
@@ -51,7 +51,7 @@ class LayerPass {
   LayerStudy run(std::uint64_t* sample_bits) {
     LayerStudy& r = result_;
     r.number = f_.trace.number(layer_);
-    check_skipped();
+    check_skipped(0, f_.skipped);
     const auto keys = static_cast<std::size_t>(f_.keys);
     selected_.assign(keys, 0);
     age_.assign(keys, 0);
@@ -70,6 +70,7 @@ class LayerPass {
       read_group(begin, count, sample_bits);
       release(f_.skipped + begin, count);
     }
+    check_skipped(f_.skipped + f_.queries, f_.trace.queries());
     finish_frequencies();
     measure_absolute();
     if (f_.queries > 1) measure_lags();
@@ -88,14 +89,14 @@ class LayerPass {
   }
   void read(std::int64_t query) { read_row(f_.skipped + query); }  // a studied query
 
-  void check_skipped() {
-    Words bits(static_cast<std::size_t>(f_.words), 0);
-    for (std::int64_t q = 0; q < f_.skipped; ++q) {
+  void check_skipped(std::int64_t begin, std::int64_t end) {
+    Words bits(static_cast<std::size_t>(f_.trace.positions().back() / 64 + 1), 0);
+    for (std::int64_t q = begin; q < end; ++q) {
       read_row(q);
       std::fill(bits.begin(), bits.end(), 0);
       check_row(row_, f_.trace.positions()[static_cast<std::size_t>(q)], result_.number, q, bits.data());
     }
-    release(0, f_.skipped);
+    release(begin, end - begin);
   }
 
   void read_group(std::int64_t begin, std::int64_t count, std::uint64_t* sample_bits) {
@@ -322,13 +323,14 @@ class LayerPass {
 };
 
 Frame make_frame(const Trace& trace, const StudyOptions& options) {
-  const std::int64_t begin = trace.positions().front(), end = trace.positions().back() + 1;
+  const std::int64_t begin = trace.positions().front(), back = trace.positions().back();
   const std::int64_t wanted = std::max(options.first > 0 ? options.first : trace.topk(), begin);
-  if (end - wanted < 2) {
+  const std::int64_t end = (options.last > 0 ? options.last : back) + 1;
+  if (end - wanted < 2 || end > back + 1) {
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("the queries stand at positions {} to {}, and the study begins at {}", begin,
-                            end - 1, wanted),
-                "record a longer text, or set --from-query");
+                fmt::format("the queries stand at positions {} to {}, and the study is of {} to {}", begin,
+                            back, wanted, end - 1),
+                "record a longer text, or set --from-query and --to-query");
   }
   Frame f{trace, trace.topk(), end, (end + 63) / 64, wanted - begin, wanted, end - wanted, 0, 0, 0,
           0,     {},           {}};

@@ -1,7 +1,7 @@
 // What the selections of neighbouring queries, of queries far apart and of layers have in common.
 //
 // S_t: the keys that the query at position t selected; k = topk. Blocks of B consecutive queries; a ragged last block is
-// left out. Queries before `first` are checked but not studied: as long as t < k, everything is selected.
+// left out. Queries outside the studied range are checked but not studied: as long as t < k, everything is selected.
 #pragma once
 
 #include <array>
@@ -59,7 +59,8 @@ struct Study {
 };
 
 struct StudyOptions {
-  std::int64_t first = 0;  // 0 = topk
+  std::int64_t first = 0;  // position of the first studied query; 0 = topk
+  std::int64_t last = 0;   // of the last; 0 = the trace's
   std::int64_t map_bins = 1024;
 };
 

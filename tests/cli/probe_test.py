@@ -1,8 +1,12 @@
 """basin probe on a golden model: the files of a report, going on after a kill, refusals."""
+import array
+import base64
 import json
 import os
+import random
 import re
 import shutil
+import struct
 import subprocess
 import time
 import unittest
@@ -137,6 +141,78 @@ class Probe(CliTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
             self.assertLess(json.load(file)["largest_row_error"], 1e-5)
+
+    def make_rows(self, layer, tokens=60, topk=6):
+        """Rows as a server records them: unordered, padded with -1 behind."""
+        shuffled = random.Random(layer)
+        rows = []
+        for t in range(tokens):
+            row = shuffled.sample(range(t + 1), min(topk, t + 1))
+            rows += row + [-1] * (topk - len(row))
+        return rows
+
+    def write_layers(self, path, layers, topk=6):
+        """safetensors with topk/layer_0, topk/layer_1, ..."""
+        header, data = {}, b""
+        for i, rows in enumerate(layers):
+            values = array.array("i", rows).tobytes()
+            header[f"topk/layer_{i}"] = {"dtype": "I32", "shape": [len(rows) // topk, topk],
+                                         "data_offsets": [len(data), len(data) + len(values)]}
+            data += values
+        text = json.dumps(header).encode()
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text + data)
+        return path
+
+    def test_payloads_of_servers_give_the_study_of_the_same_rows(self):
+        layers = [self.make_rows(i) for i in range(3)]
+        together = array.array("i", [key for t in range(60) for rows in layers for key in rows[6 * t:6 * t + 6]]).tobytes()
+        header = "{'descr': '<i4', 'fortran_order': False, 'shape': (60, 3, 6), }"
+        npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + together
+        payload = base64.b64encode(together).decode()
+        answer = {"text": "x", "meta_info": {"id": "1", "indexer_topk": payload}}
+        flags = ("--layers", "3", "--topk", "6")
+        made = {"rows.safetensors": (None, ()), "raw.txt": (payload, flags), "lines.txt": (f"{payload[:70]}\n{payload[70:]}\n", flags),
+                "answer.json": (json.dumps(answer), flags), "batch.json": (json.dumps([answer], indent=1), flags),
+                "vllm.txt": (base64.b64encode(npy).decode(), ()),
+                "vllm.json": (json.dumps({"choices": [{"indexer_topk": base64.b64encode(npy).decode()}]}), flags)}
+        seen = set()
+        for name, (text, arguments) in made.items():
+            path = self.place(name)
+            if text is None:
+                self.write_layers(path, layers)
+            else:
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(text)
+            out = self.place(name + "_out")
+            done = self.probe("--trace", path, "--out", out, *arguments)
+            self.assertEqual(done.returncode, 0, f"{name}: {done.stderr}")
+            with open(os.path.join(out, "counts.csv"), encoding="ascii") as file:
+                seen.add(file.read())
+        self.assertEqual(len(seen), 1)
+        for name, arguments, message in (("raw.txt", (), "add --layers L and --topk K"), ("answer.json", ("--layers", "3"), "--topk"),
+                                         ("raw.txt", ("--layers", "7", "--topk", "6"), "no whole number of tokens"),
+                                         ("vllm.txt", ("--layers", "4"), "not what the flags say"),
+                                         ("rows.safetensors", flags, "leave --layers and --topk out"),
+                                         ("raw.txt", (*flags, "--from-query", "60"), "positions 0 to 59"),
+                                         ("raw.txt", (*flags, "--to-query", "60"), "positions 0 to 59")):
+            done = self.probe("--trace", self.place(name), "--out", self.place("refused"), *arguments)
+            self.assertEqual(done.returncode, 1, name)
+            self.assertIn(message, done.stderr)
+            self.assertFalse(os.path.exists(self.place("refused")))
+
+    def test_the_first_bad_row_of_a_trace_is_named_and_nothing_is_written(self):
+        for query, slot, value, message in ((30, 2, 31, "layer 1, query 30 at position 30: key 31 comes after the query"),
+                                            (3, 0, -1, "layer 1, query 3 at position 3: it has 3 keys; it must have 4"),
+                                            (50, 1, -7, "layer 1, query 50 at position 50: key -7 is negative")):
+            layers = [self.make_rows(i) for i in range(3)]
+            layers[1][6 * query + slot] = value
+            layers[2][6 * 20] = 99
+            path, out = self.write_layers(self.place("bad.safetensors"), layers), self.place("out")
+            done = self.probe("--trace", path, "--out", out)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(message, done.stderr)
+            self.assertFalse(os.path.exists(out))
 
     def test_refusals(self):
         model, out = golden_model("llama_tiny"), self.place("report")

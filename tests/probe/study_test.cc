@@ -23,10 +23,11 @@ namespace {
 
 using Rows = std::vector<std::int32_t>;
 
-Study run(const Trace& trace, std::int64_t first = 0, int threads = 2) {
+Study run(const Trace& trace, std::int64_t first = 0, int threads = 2, std::int64_t last = 0) {
   ThreadPool pool(threads);
   StudyOptions options;
   options.first = first;
+  options.last = last;
   return study(trace, options, pool, {}, nullptr);
 }
 
@@ -164,6 +165,69 @@ TEST(Study, NullModelsMatchTheReferenceTable) {
   }
 }
 
+// The same table from sets that were drawn: within three standard deviations of a mean over blocks, which is below that of
+// independent keys.
+TEST(Study, DrawnSetsMatchTheReferenceTable) {
+  constexpr std::int64_t kTopk = 2048, kFirst = 2048, kQueries = 6144;
+  std::mt19937 random(11);
+  Rows rows(static_cast<std::size_t>(kQueries * kTopk)), keys(static_cast<std::size_t>(kFirst + kQueries));
+  std::iota(keys.begin(), keys.end(), 0);
+  for (std::int64_t q = 0; q < kQueries; ++q) {
+    const std::int64_t visible = kFirst + q + 1;
+    std::sort(keys.begin(), keys.begin() + visible);  // all of them, whatever the last draw left
+    for (std::int64_t i = 0; i < kTopk; ++i) {
+      const auto other = i + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(visible - i));
+      std::swap(keys[static_cast<std::size_t>(i)], keys[static_cast<std::size_t>(other)]);
+    }
+    std::copy_n(keys.begin(), kTopk, rows.begin() + q * kTopk);
+  }
+  const Study drawn = run(make_trace({std::move(rows)}, kTopk, kFirst));
+  const double intersection[] = {946, 320, 113, 48, 22, 9, 1},
+               united[] = {3150, 4243, 4922, 5113, 5134, 5150, 5182};
+  for (std::size_t i = 0; i < kBlocks.size(); ++i) {
+    const BlockCounts& counts = drawn.layers[0].blocks[i];
+    const auto blocks = static_cast<double>(counts.intersection.size());
+    EXPECT_NEAR(mean(counts.intersection), intersection[i], 3.0 * std::sqrt(intersection[i] / blocks) + 0.5)
+        << kBlocks[i];
+    EXPECT_NEAR(mean(counts.united), united[i], 3.0 * std::sqrt(united[i] / blocks) + 0.5) << kBlocks[i];
+  }
+}
+
+// While a query has no more keys than it may select, it selects all: a block has in common what its first query sees.
+TEST(Study, QueriesThatSelectEverything) {
+  constexpr std::int64_t kTopk = 300;
+  const Study s = run(make_trace({synthetic(400, kTopk, 0, 0, 1, 3)}, kTopk, 0), 1, 2, 256);
+  EXPECT_EQ(s.first, 1);
+  EXPECT_EQ(s.queries, 256);
+  for (const BlockCounts& counts : s.layers[0].blocks) {
+    for (std::size_t b = 0; b < counts.position.size(); ++b) {
+      EXPECT_EQ(counts.intersection[b], static_cast<float>(counts.position[b] + 1));
+      EXPECT_EQ(counts.united[b], static_cast<float>(counts.position[b] + counts.block));
+    }
+  }
+  EXPECT_THAT(s.layers[0].age, testing::Each(1.0f));
+}
+
+TEST(Study, ARangeIsTheTraceThatHoldsNoMore) {
+  constexpr std::int64_t kTopk = 24;
+  const Rows all = synthetic(500, kTopk, 3, 6, 5, 8);
+  const Rows part(all.begin(), all.begin() + 400 * kTopk);
+  const Study a = run(make_trace({all}, kTopk, 0), 100, 2, 399), b = run(make_trace({part}, kTopk, 0), 100);
+  EXPECT_EQ(a.queries, 300);
+  EXPECT_EQ(a.layers[0].map, b.layers[0].map);
+  EXPECT_EQ(a.layers[0].overlap, b.layers[0].overlap);
+  EXPECT_EQ(a.layers[0].frequency, b.layers[0].frequency);
+  EXPECT_EQ(a.layers[0].blocks.back().united, b.layers[0].blocks.back().united);
+  for (const auto& [first, last] :
+       {std::pair<std::int64_t, std::int64_t>{100, 500}, {100, 100}, {300, 200}}) {
+    EXPECT_THROW(run(make_trace({all}, kTopk, 0), first, 2, last), Error) << first << " to " << last;
+  }
+  // Rows outside the range are checked all the same.
+  Rows bad = all;
+  bad[450 * kTopk] = bad[450 * kTopk + 1];
+  EXPECT_THROW(run(make_trace({bad}, kTopk, 0), 100, 2, 399), Error);
+}
+
 TEST(Study, ChanceLooksLikeChance) {
   constexpr std::int64_t kTopk = 256, kQueries = 1280;
   const Study s = run(make_trace({synthetic(kQueries, kTopk, 0, 0, 1, 5)}, kTopk, 0));
@@ -231,11 +295,29 @@ TEST(TraceRows, TheFirstBadOneIsNamed) {
 }
 
 TEST(TraceRows, PaddingMayStandAnywhere) {
-  Rows rows = synthetic(64, 8, 2, 2, 3, 1);
+  constexpr std::int64_t kTopk = 160;
+  Rows sorted = synthetic(500, kTopk, 2, 20, 3, 1);
+  for (std::int64_t t = 0; t < 500; ++t)
+    std::sort(sorted.begin() + t * kTopk, sorted.begin() + t * kTopk + std::min(kTopk, t + 1));
+  Rows mixed = sorted;
   std::mt19937 random(1);
-  for (std::int64_t t = 0; t < 64; ++t)
-    std::shuffle(rows.begin() + t * 8, rows.begin() + (t + 1) * 8, random);
-  EXPECT_EQ(run(make_trace({rows}, 8, 0)).queries, 56);
+  for (std::int64_t t = 0; t < 500; ++t)
+    std::shuffle(mixed.begin() + t * kTopk, mixed.begin() + (t + 1) * kTopk, random);
+  ASSERT_NE(mixed, sorted);
+  // From the fourth query on: most of the first rows are padded.
+  const LayerStudy a = run(make_trace({sorted}, kTopk, 0), 4).layers[0],
+                   b = run(make_trace({mixed}, kTopk, 0), 4).layers[0];
+  for (std::size_t i = 0; i < kBlocks.size(); ++i) {
+    EXPECT_EQ(a.blocks[i].intersection, b.blocks[i].intersection);
+    EXPECT_EQ(a.blocks[i].united, b.blocks[i].united);
+  }
+  EXPECT_EQ(a.map, b.map);
+  EXPECT_EQ(a.age, b.age);
+  EXPECT_EQ(a.frequency, b.frequency);
+  EXPECT_EQ(a.multiplicity, b.multiplicity);
+  EXPECT_EQ(a.overlap, b.overlap);
+  EXPECT_EQ(a.shifted, b.shifted);
+  EXPECT_EQ(a.absolute_by_query, b.absolute_by_query);
 }
 
 // --- Payloads ---
