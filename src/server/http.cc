@@ -87,7 +87,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(std::shared_ptr<HttpServer::State> server, tcp::socket socket)
       : server_(std::move(server)), stream_(std::move(socket)) {}
 
-  void start() { read_header(); }
+  void start() {
+    error_code ignored;
+    stream_.socket().non_blocking(true, ignored);
+    read_header();
+  }
 
   void drain() {
     draining_ = true;
@@ -246,8 +250,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     writing_ = true;
     sending_ = std::exchange(out_, {});
-    sent_ = 0;
-    write_some();
+    write_now();
+  }
+
+  // A socket nearly always takes an event at once, without a timer and a turn of the loop, which cost as much as the event. What
+  // comes in the meantime comes with mail of its own.
+  void write_now() {
+    error_code error;
+    sent_ = stream_.socket().write_some(asio::buffer(sending_), error);
+    if (error && error != asio::error::would_block) return close();
+    if (sent_ < sending_.size()) return write_some();
+    writing_ = false;
+    if (complete_) next();
   }
 
   // By parts, so that the time limit is one of progress.
@@ -269,8 +283,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // The answer is out: on to the next request of this client.
   void next() {
     end_exchange();
-    if (!keep_alive_ || draining_ || server_->draining) return finish_connection();
     answered_ = complete_ = false;
+    if (!keep_alive_ || draining_ || server_->draining) return finish_connection();
     // A write may still be on the stack; and the watch is cancelled before anything is read.
     error_code ignored;
     stream_.socket().cancel(ignored);
