@@ -8,6 +8,7 @@
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
+#include <charconv>
 #include <csignal>
 #include <mutex>
 #include <optional>
@@ -67,11 +68,25 @@ std::string status_line(int status) {
                      std::string(http::obsolete_reason(static_cast<http::status>(status))));
 }
 
+// What stands before the query, with %XX read as the byte that it is.
+std::string path_of(std::string_view target) {
+  const std::string_view written = target.substr(0, target.find('?'));
+  std::string path;
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    unsigned char byte = 0;
+    const char* const digits = written.data() + i + 1;
+    const bool escaped = written[i] == '%' && i + 2 < written.size() &&
+                         std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2;
+    path += escaped ? static_cast<char>(byte) : written[i];
+    if (escaped) i += 2;
+  }
+  return path;
+}
+
 HttpRequest request_of(const auto& header) {
   HttpRequest request;
   request.method = std::string(header.method_string());
-  const std::string target(header.target());
-  request.path = target.substr(0, target.find('?'));
+  request.path = path_of(std::string_view(header.target().data(), header.target().size()));
   for (const auto& field : header) {
     std::string name(field.name_string());
     std::ranges::transform(name, name.begin(),

@@ -14,7 +14,7 @@ namespace basin::server {
 
 struct HttpRequest {
   std::string method;  // "GET", "POST", ...
-  std::string path;    // without the query
+  std::string path;    // without the query and with no escapes
   std::string body;
   std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
 

@@ -8,10 +8,11 @@ except ImportError:
 
 from helpers import ServerTest
 
+NAME = "my/gr\u00f6\u00dfte 100%"  # a client escapes it in a path
 
 @unittest.skipIf(openai is None, "the Python package openai is not installed")
 class Client(ServerTest):
-    ARGS = ("--api-key", "sesame", "--quiet")
+    ARGS = ("--api-key", "sesame", "--quiet", "--served-model-name", NAME)
 
     @classmethod
     def setUpClass(cls):
@@ -24,11 +25,11 @@ class Client(ServerTest):
         super().tearDownClass()
 
     def chat(self, **fields):
-        return self.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}], **fields)
+        return self.client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "hello"}], **fields)
 
     def test_models(self):
-        self.assertEqual([model.id for model in self.client.models.list()], ["tiny"])
-        self.assertEqual(self.client.models.retrieve("tiny").id, "tiny")
+        self.assertEqual([model.id for model in self.client.models.list()], [NAME])
+        self.assertEqual(self.client.models.retrieve(NAME).id, NAME)
 
     def test_chat_whole_and_streamed(self):
         fields = {"max_tokens": 20, "temperature": 0.8, "seed": 5, "extra_body": {"ignore_eos": True}}
@@ -51,7 +52,7 @@ class Client(ServerTest):
         self.assertEqual((stopped.message.content, stopped.finish_reason), (text[:text.index(text[4:6])], "stop"))
 
     def test_completions(self):
-        fields = {"model": "tiny", "prompt": "hello the", "max_tokens": 10, "temperature": 0}
+        fields = {"model": NAME, "prompt": "hello the", "max_tokens": 10, "temperature": 0}
         whole = self.client.completions.create(**fields, logprobs=2, echo=True)
         self.assertTrue(whole.choices[0].text.startswith("hello the"))
         self.assertIsNone(whole.choices[0].logprobs.token_logprobs[0])
@@ -75,7 +76,7 @@ class Client(ServerTest):
         with self.assertRaises(openai.AuthenticationError):
             openai.OpenAI(base_url=self.server.url + "/v1", api_key="wrong", max_retries=0).models.list()
         with self.assertRaises(openai.InternalServerError):  # 501
-            self.client.responses.create(model="tiny", input="x")
+            self.client.responses.create(model=NAME, input="x")
         with self.assertRaises(openai.BadRequestError):
             self.chat(max_tokens=5000)
 
