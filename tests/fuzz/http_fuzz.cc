@@ -131,6 +131,7 @@ class Client {
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent < 0 && errno == EINTR) continue;  // libFuzzer has an alarm
       if (sent <= 0) return;
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     }
@@ -142,6 +143,7 @@ class Client {
     std::array<char, 16 << 10> part{};
     for (int seconds = 0;;) {
       const ssize_t got = ::recv(socket_, part.data(), part.size(), 0);
+      if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EAGAIN) {
         if (!server.idle()) return {};
         require(++seconds < kMostSeconds);
