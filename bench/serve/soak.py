@@ -84,9 +84,9 @@ class Soak:
         for thread in threads:
             thread.join()
 
-    def many(self, rng):
+    def many(self, rng, requests=None):
         connection = self.server.connect()
-        for _ in range(self.arguments.requests // self.arguments.connections):
+        for _ in range((requests or self.arguments.requests) // self.arguments.connections):
             self.one(connection, rng)
         connection.close()
 
@@ -117,11 +117,13 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=10000)
+    parser.add_argument("--first-requests", type=int, help="of the round before (default: as many)")
     parser.add_argument("--kill-seconds", type=float, default=300)
     parser.add_argument("--kill-clients", type=int, default=64)
     arguments = parser.parse_args()
     soak = Soak(arguments)
-    soak.run(arguments.connections, soak.many)  # the first round fills what a server keeps: buffers, threads' memory
+    # The first round fills what a server keeps: buffers, threads' memory.
+    soak.run(arguments.connections, lambda rng: soak.many(rng, arguments.first_requests))
     first, soak.done = soak.done, 0
     before, _ = soak.state()
     begin = time.monotonic()

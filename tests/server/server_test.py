@@ -1,4 +1,5 @@
 """basin serve through its HTTP: what it answers, what it refuses, and how it ends."""
+import concurrent.futures
 import json
 import os
 import random
@@ -415,6 +416,38 @@ class Other(ServerTest):
         for before, after in zip(events, events[1:]):
             self.assertTrue(after["text"].startswith(before["text"]))
         self.assertEqual(self.server.post("/generate", {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 0}})["text"], "")
+
+    def test_calls_of_benchmark_clients(self):
+        """What SGLang's bench_serving and vLLM's `bench serve` send, eight at once, read line by line as they read it."""
+        forms = {
+            "/generate": lambda text, tokens: {
+                "text": text, "sampling_params": {"temperature": 0.0, "max_new_tokens": tokens, "ignore_eos": True}, "stream": True,
+                "lora_path": None, "return_logprob": False, "logprob_start_len": -1, "image_data": None},
+            "/v1/completions": lambda text, tokens: {
+                "model": "tiny", "prompt": text, "repetition_penalty": 1.0, "temperature": 0.0, "best_of": 1, "max_tokens": tokens,
+                "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True},
+        }
+
+        def ask(path, text, tokens):
+            """Text, generated tokens, events."""
+            _, _, data = self.server.request("POST", path, forms[path](text, tokens))
+            lines = [line.strip().decode().removeprefix("data: ") for line in data.split(b"\n") if line.strip()]
+            self.assertEqual(lines[-1], "[DONE]")
+            events = [json.loads(line) for line in lines[:-1]]
+            if path == "/generate":
+                return events[-1]["text"], events[-1]["meta_info"]["completion_tokens"], len(events)
+            return text_of(events), events[-1]["usage"]["completion_tokens"], len(events)
+
+        self.server.post("/flush_cache", {})
+        work = [(path, f"hello the {i}", 8 + i) for path in forms for i in range(8)]
+        with concurrent.futures.ThreadPoolExecutor(8) as clients:
+            answers = list(clients.map(lambda one: ask(*one), work))
+        for (path, _, tokens), (_, count, events) in zip(work, answers):
+            self.assertEqual(count, tokens)
+            if path == "/generate":  # the other sends none for a token that says nothing
+                self.assertEqual(events, tokens)
+        self.assertEqual([said for said, _, _ in answers[:8]], [said for said, _, _ in answers[8:]])
+        self.assertIn("version", self.server.get("/get_server_info"))
 
     def test_generate_reads_its_fields_wherever_they_stand(self):
         def ask(parameters, **fields):
