@@ -103,7 +103,7 @@ void backward(const Backward& p, void* workspace, std::size_t bytes, CUstream_st
              row_blocks = static_cast<unsigned>(plan.row_blocks);
   const auto key_ctas = static_cast<unsigned>(plan.key_ctas),
              query_ctas = static_cast<unsigned>(plan.query_ctas);
-  const sm90::RowKernels rows = sm90::row_kernels(shape.dtype == DType::bf16, plan.d_qk);
+  const sm90::RowKernels rows = sm90::row_kernels(shape.dtype == DType::bf16);
   void* for_rows[] = {&arguments};
   // (All maps before the first launch: what the driver refuses is refused whole.)
   struct Maps {
@@ -113,7 +113,7 @@ void backward(const Backward& p, void* workspace, std::size_t bytes, CUstream_st
     return {sm90::tensor_map(f.q, query_rows, 1, workspace), sm90::tensor_map(f.k, keys, 1, workspace),
             sm90::tensor_map(f.v, keys, 1, workspace), sm90::tensor_map(p.dout, query_rows, 1, workspace)};
   };
-  Maps for_keys = maps_of(sm90::kBackwardTileRows, plan.block_keys);
+  Maps for_keys = maps_of(sm90::backward_tile_rows(plan.d_qk, plan.sums), plan.block_keys);
   Maps for_queries = maps_of(plan.block_rows, plan.tile_keys);
   void* keys_list[] = {&arguments, &for_keys.q, &for_keys.k, &for_keys.v, &for_keys.dout};
   void* queries_list[] = {&arguments, &for_queries.q, &for_queries.k, &for_queries.v, &for_queries.dout};
@@ -132,12 +132,7 @@ void backward(const Backward& p, void* workspace, std::size_t bytes, CUstream_st
            instances.fold.threads, 0, stream, for_rows);
   }
   if (row_blocks == 0) return;
-  if (plan.sums) {
-    const auto units = static_cast<unsigned>(arguments.dq_units);
-    launch(rows.dq, dim3(row_blocks * units, heads), rows.threads, 0, stream, for_rows);
-    return;
-  }
-  if (query_ctas == 0) return;
+  if (plan.sums || query_ctas == 0) return;
   launch(instances.queries.kernel, dim3(query_ctas), instances.queries.threads,
          instances.queries.shared_bytes, stream, queries_list);
 }

@@ -14,7 +14,7 @@ BackwardPlan backward_plan(const BackwardShape& shape) {
   plan.d_v = sizes.d_v;
   plan.h_q = shape.h_q;
   plan.sums = sizes.d_qk <= 128 && shape.window == 0 && !shape.softcap;
-  plan.block_keys = backward_block_keys(sizes.d_qk, plan.sums);
+  plan.block_keys = backward_block_keys(sizes.d_qk);
   plan.tile_keys = backward_tile_keys(sizes.d_qk);
   plan.block_rows = backward_block_rows(sizes.d_qk);
   plan.row_blocks = shape.total_q < 0 ? product(shape.batch, divide_up(shape.max_q_tokens, kSumRows))

@@ -5,11 +5,13 @@
 
 namespace basin::attention::sm90 {
 
-/// Keys of a CTA that computes dk and dv, with or without shares of dq, and query rows of its tiles (keys_layout.cuh).
-constexpr int backward_block_keys(int d_qk, bool sums) {
-  return d_qk <= 64 && sums ? 192 : d_qk <= 128 ? 128 : 64;
+/// Keys of a CTA that computes dk and dv, and query rows of its tiles, with or without shares of dq (keys_layout.cuh).
+constexpr int backward_block_keys(int d_qk) {
+  return d_qk <= 128 ? 128 : 64;
 }
-inline constexpr int kBackwardTileRows = 64;
+constexpr int backward_tile_rows(int d_qk, bool sums) {
+  return d_qk <= 64 && sums ? 128 : 64;
+}
 /// Query rows of a CTA that computes dq, and keys of its tiles (queries.cuh): as many as registers hold.
 constexpr int backward_block_rows(int d_qk) {
   return d_qk <= 128 ? 64 : 128;

@@ -2,13 +2,14 @@
 // the group, the last rows first; so both stay in registers from the first row to the last, and nothing of them is summed elsewhere.
 //
 // All products have keys in M: S^T = K Q^T and dP^T = V dO^T leave P^T and dS^T in registers as the tensor cores want them for
-// dV += P^T dO and dK += dS^T Q. With kSums, dS^T also goes through shared memory for dQ = dS K, whose shares are added in the
-// order of the blocks of keys (keys_feed.cuh).
+// dV += P^T dO and dK += dS^T Q. With kSums, dS^T also goes through shared memory for dQ = dS K, whose shares are added from
+// registers to sums in L2, in the order of the blocks of keys (keys_feed.cuh says when); the last block stores dq.
 #pragma once
 
 #include "attention/cuda/sm90/backward/instances.h"
 #include "attention/cuda/sm90/backward/keys_feed.cuh"
 #include "attention/cuda/sm90/backward/keys_layout.cuh"
+#include "attention/cuda/sm90/backward/store_rows.cuh"
 #include "attention/cuda/sm90/order.cuh"
 #include "attention/cuda/sm90/ptx/barrier.cuh"
 #include "attention/cuda/sm90/ptx/math.cuh"
@@ -26,20 +27,15 @@ struct KeysConsumer {
   static constexpr int kDqk = L::kDqk, kDv = L::kDv, kRows = L::kRows, kKeys = L::kKeys, kStages = L::kStages;
   static constexpr int kSteps = kRows / kStepKeys;
   static constexpr bool kCap = L::kCap, kSums = L::kSums;
-  static constexpr bool kRoundsFirst = L::kWarpgroups == 3;
 
   const BackwardArguments& arguments;
   Shared& shared;
   const KeyBlock& work;
   const int warpgroup;
-  const int lane;
+  const int lane_ = static_cast<int>(threadIdx.x) % 32;
 
   __device__ __forceinline__ KeysConsumer(const BackwardArguments& arguments, Shared& shared, int warpgroup)
-      : arguments(arguments),
-        shared(shared),
-        work(shared.work),
-        warpgroup(warpgroup),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+      : arguments(arguments), shared(shared), work(shared.work), warpgroup(warpgroup) {}
 
   /// The first key of the warpgroup, and its rows.
   __device__ __forceinline__ int first_key() const {
@@ -51,15 +47,20 @@ struct KeysConsumer {
   __device__ __forceinline__ const T* values() const {
     return shared.v + (L::kSplitsProducts ? 0 : 64 * warpgroup * kBlockColumns);
   }
-  /// Of the warpgroup. (Computed where it is needed: registers are too few to keep it.)
-  __device__ __forceinline__ static int warp() {
+  /// Of the warpgroup, and of its thread; computed where they are needed, where registers are too few to keep them.
+  __device__ __forceinline__ static int warp() { return thread() / 32 % 4; }
+  __device__ __forceinline__ int lane() const {
+    if constexpr (kSums) return thread() % 32;
+    return lane_;
+  }
+  __device__ __forceinline__ static int thread() {
     int thread = static_cast<int>(threadIdx.x);
     recompute_from(thread);
-    return thread / 32 % 4;
+    return thread;
   }
 
   __device__ __forceinline__ void release(Barrier* barrier) const {
-    if (lane == 0) barrier_arrive(barrier);
+    if (lane() == 0) barrier_arrive(barrier);
   }
   __device__ __forceinline__ static unsigned stage(unsigned n) { return n % kStages; }
   __device__ __forceinline__ static unsigned parity(unsigned n) { return n / kStages % 2; }
@@ -81,8 +82,8 @@ struct KeysConsumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const SeenFrom seen =
-          seen_from(arguments, first_key() + warp() * 16 + lane / 4 + 8 * r, work.range.kv_tokens);
-      mask_row<0, kRows>(s, r, seen_columns<kRows>({kFarBefore, seen.begin, seen.end}, p + lane % 4 * 2));
+          seen_from(arguments, first_key() + warp() * 16 + lane() / 4 + 8 * r, work.range.kv_tokens);
+      mask_row<0, kRows>(s, r, seen_columns<kRows>({kFarBefore, seen.begin, seen.end}, p + lane() % 4 * 2));
     }
   }
 
@@ -100,7 +101,7 @@ struct KeysConsumer {
     if (is_masked(position)) mask(s, position);
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
-      const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j + lane % 4 * 2);
+      const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j + lane() % 4 * 2);
       float x[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -112,32 +113,19 @@ struct KeysConsumer {
     }
   }
 
-  /// Weight 2 i + e of the rounded ones.
-  __device__ __forceinline__ static float unpacked(std::uint32_t pair, int e) {
-    if constexpr (__is_same(T, __nv_bfloat16)) {
-      return __uint_as_float(e == 0 ? pair << 16 : pair & 0xffff0000u);
-    } else {
-      const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&pair));
-      return e == 0 ? both.x : both.y;
-    }
-  }
-
-  /// dS^T = P^T (dP^T - D), and the slope of the cap. Three warpgroups have no registers for P^T in fp32 beside dP^T: theirs is the
-  /// rounded one.
+  /// dS^T = P^T (dP^T - D), and the slope of the cap.
   __device__ __forceinline__ void differentiate(const float (&s)[kRows / 2], const float (&dp)[kRows / 2],
-                                                const std::uint32_t (&weights)[kSteps][4],
                                                 std::uint32_t (&ds)[kSteps][4], const float* lse2,
                                                 const float* big_d) const {
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
-      const float2 d = *reinterpret_cast<const float2*>(big_d + 8 * j + lane % 4 * 2);
+      const float2 d = *reinterpret_cast<const float2*>(big_d + 8 * j + lane() % 4 * 2);
       float x[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        float p = kRoundsFirst ? unpacked(weights[j / 2][j % 2 * 2 + e / 2], e % 2) : s[4 * j + e];
-        float slope = 1.0f;
+        float p = s[4 * j + e], slope = 1.0f;
         if constexpr (kCap) {
-          const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j + lane % 4 * 2);
+          const float2 l = *reinterpret_cast<const float2*>(lse2 + 8 * j + lane() % 4 * 2);
           slope = p == negative_infinity() ? 0.0f : __fmaf_rn(-p, p, 1.0f);
           p = weight(p, e % 2 == 0 ? l.x : l.y);
         }
@@ -151,63 +139,78 @@ struct KeysConsumer {
 
   __device__ __forceinline__ void store_ds(const std::uint32_t (&ds)[kSteps][4], unsigned n) const {
     const unsigned buffer = n % L::kDsBuffers;
-    if constexpr (L::kAlternates) barrier_wait(&shared.ds_empty[buffer], (n / L::kDsBuffers + 1) % 2);
-    const int row = warpgroup * 64 + warp() * 16 + lane / 8 % 2 * 8 + lane % 8;  // that this lane addresses
+    barrier_wait(&shared.ds_empty[buffer], (n / L::kDsBuffers + 1) % 2);
+    const int row =
+        warpgroup * 64 + warp() * 16 + lane() / 8 % 2 * 8 + lane() % 8;  // that this lane() addresses
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int chunk = step * 2 + lane / 16;
-      auto* block = reinterpret_cast<unsigned char*>(shared.ds[buffer]);
-      store_matrices(block + row * 128 + (chunk ^ row % 8) * 16, ds[step]);
+      const int block = step / 4, chunk = step % 4 * 2 + lane() / 16;
+      auto* rows = reinterpret_cast<unsigned char*>(shared.ds[buffer] + block * kKeys * kUnitRows);
+      store_matrices(rows + row * 128 + (chunk ^ row % 8) * 16, ds[step]);
     }
     fence_proxy_async();
     __syncwarp();
     release(&shared.ds_full[buffer]);
   }
 
-  /// Units of dq are made by both warpgroups, or in turn. (The tile before the first, for which a delay asks, has none.)
-  __device__ __forceinline__ bool has_dq(unsigned n) const {
-    if constexpr (!L::kAlternates) return true;
-    return static_cast<int>(n) >= 0 && n % L::kWarpgroups == static_cast<unsigned>(warpgroup);
-  }
-
-  /// Starts dQ = dS K for this warpgroup's unit, 64 of the columns or all, when dS of all keys is there.
+  /// Starts dQ = dS K for this warpgroup's unit, when dS of all keys is there.
   __device__ __forceinline__ void start_dq(float (&dq)[32], unsigned n) const {
-    if (has_dq(n)) {
-      const unsigned buffer = n % L::kDsBuffers;
-      barrier_wait(&shared.ds_full[buffer], n / L::kDsBuffers % 2);
-      const std::uint64_t a = swizzled_operand(shared.ds[buffer], 0);
-      const std::uint64_t b =
-          swizzled_operand(shared.k + (L::kAlternates ? 0 : warpgroup * kKeys * kBlockColumns), 0);
-      wgmma_fence();
+    const unsigned buffer = n % L::kDsBuffers;
+    barrier_wait(&shared.ds_full[buffer], n / L::kDsBuffers % 2);
+    const std::uint64_t a =
+        swizzled_operand(shared.ds[buffer] + (L::kUnitsAreRows ? warpgroup * kKeys * kUnitRows : 0), 0);
+    const std::uint64_t b =
+        swizzled_operand(shared.k + (L::kUnitsAreRows ? 0 : warpgroup * kKeys * kBlockColumns), 0);
+    wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < kKeys / kStepKeys; ++step) {
-        Wgmma<64>::template shared<T, Major::mn, Major::mn>(dq, advance(a, step * kStepKeys * 128),
-                                                            advance(b, step * kStepKeys * 128), step != 0);
-      }
+    for (int step = 0; step < kKeys / kStepKeys; ++step) {
+      Wgmma<64>::template shared<T, Major::mn, Major::mn>(dq, advance(a, step * kStepKeys * 128),
+                                                          advance(b, step * kStepKeys * 128), step != 0);
     }
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void hand_over_dq(const float (&dq)[32], unsigned n) const {
-    if (!has_dq(n)) return;
-    if constexpr (L::kAlternates) release(&shared.ds_empty[n % L::kDsBuffers]);
-    const auto place = KeysFeed<L>::dq_place(n, warpgroup);
-    barrier_wait(&shared.dq_empty[place.buffer], (place.use + 1) % 2);
-    float4* staging = shared.dq[place.buffer] + warp() * 32 + lane;
+  /// The last share of a unit: with it dq is complete.
+  __device__ __forceinline__ void finish_dq(float (&dq)[32], const DqUnit& unit) const {
+    if (!unit.is_first) {
+      const float4* sum = shared.sum[warpgroup] + warp() * 32 + lane();
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      staging[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    fence_proxy_async();
-    __syncwarp();
-    // Units become full in the order of the tiles: two threads add them in turn, and one that waits for the next use of a buffer
-    // must not find the last one still to come.
-    if constexpr (L::kAlternates) {
-      if (n > 0) {
-        const auto last = KeysFeed<L>::dq_place(n - 1, warpgroup);
-        barrier_wait(&shared.dq_full[last.buffer], last.use % 2);
+      for (int i = 0; i < 8; ++i) {
+        const float4 x = sum[i * 128];
+        dq[4 * i] = __fadd_rn(x.x, dq[4 * i]);
+        dq[4 * i + 1] = __fadd_rn(x.y, dq[4 * i + 1]);
+        dq[4 * i + 2] = __fadd_rn(x.z, dq[4 * i + 2]);
+        dq[4 * i + 3] = __fadd_rn(x.w, dq[4 * i + 3]);
       }
     }
-    release(&shared.dq_full[place.buffer]);
+    const int row = unit.first_row + warp() * 16 + lane() / 4;
+    T* first =
+        static_cast<T*>(arguments.dq.data) + row_index(arguments.dq, arguments.q_begin != nullptr,
+                                                       work.sequence, work.range.q_row, unit.head, row);
+    const RowPair<T> rows = {first, arguments.dq.token, row < work.range.q_tokens,
+                             row + 8 < work.range.q_tokens, arguments.d_qk};
+    store_rows(dq, arguments.scale, rows, unit.first_column, lane());
+  }
+
+  /// Adds this warpgroup's share of a unit of dq to its sum, when its turn has come; with the last one it stores dq.
+  __device__ __forceinline__ void hand_over_dq(float (&dq)[32], unsigned n) const {
+    release(&shared.ds_empty[n % L::kDsBuffers]);
+    barrier_wait(&shared.turn_come[warpgroup], n % 2);
+    const DqUnit& unit = shared.unit[warpgroup];
+    float4* sum = unit.sum + warp() * 32 + lane();
+    if (unit.is_last) {
+      finish_dq(dq, unit);
+    } else if (unit.is_first) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        sum[i * 128] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        global_add(sum + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    }
+    __syncwarp();
+    release(&shared.dq_added[warpgroup]);
   }
 
   __device__ __forceinline__ void start_scores_of(float (&s)[kRows / 2], unsigned n) const {
@@ -221,14 +224,16 @@ struct KeysConsumer {
 #pragma unroll
     for (float& x : dv) x = 0;
     const int tiles = uniform(work.tiles());
-    const unsigned count = static_cast<unsigned>(tiles * (arguments.h_q / arguments.h_kv));
+    const unsigned count = static_cast<unsigned>(tiles * work.group);
     barrier_wait(&shared.keys_full, 0);
     clear_keys();
     if (count > 0) {
-      if constexpr (kSums) {
-        walk_summing(dk, dv, tiles, count);
-      } else {
+      if constexpr (!kSums) {
         walk(dk, dv, tiles, count);
+      } else if constexpr (L::kUnitsAreRows) {
+        walk_behind(dk, dv, tiles, count);
+      } else {
+        walk_ahead(dk, dv, tiles, count);
       }
     }
     store(dk, dv);
@@ -246,77 +251,104 @@ struct KeysConsumer {
     named_barrier_sync(1, L::kConsumers);
   }
 
-  /// With shares of dq.
-  __device__ __forceinline__ void walk_summing(float (&dk)[kDqk / 2], float (&dv)[kDv / 2], int tiles,
-                                               unsigned count) {
+  /// With shares of dq of a head of 128: the scores of the next tile are computed and weighed beside dQ of this one.
+  __device__ __forceinline__ void walk_ahead(float (&dk)[kDqk / 2], float (&dv)[kDv / 2], int tiles,
+                                             unsigned count) {
     float s[kRows / 2];
     std::uint32_t weights[kSteps][4];
-    const int p_last = work.p_first + (work.last_tile - 1) * kRows;
     int left = tiles;  // of this query head
-    int position = p_last;
+    int position = work.p_first + (work.last_tile - 1) * kRows;
     barrier_wait(&shared.q_full[0], 0);
     start_scores_of(s, 0);
     wgmma_wait<0>();
     wgmma_touch(s);
-    if constexpr (L::kWeighsAhead) weigh(s, weights, shared.lse2[0], position);
+    weigh(s, weights, shared.lse2[0], position);
 #pragma unroll 1
     for (unsigned n = 0; n < count; ++n) {
       const unsigned at = stage(n);
-      const bool last = n + 1 == count;
-      const unsigned next =
-          last ? n : n + 1;  // (After the last tile its scores are computed again, for nobody.)
-      const bool next_head = --left == 0;
-      left = next_head ? tiles : left;
-      const int next_position = next_head ? p_last : position - kRows;
+      const unsigned next = n + 1 == count ? n : n + 1;  // (The scores of the last tile are computed twice.)
+      position -= kRows;
+      if (--left == 0) {
+        left = work.tiles();
+        position = work.p_first + (work.last_tile - 1) * kRows;
+      }
       float dp[kRows / 2];
       std::uint32_t ds[kSteps][4];
       barrier_wait(&shared.dout_full[at], parity(n));
       start_scores<T, kDv, kRows, kKeys, kRows>(dp, values(), shared.dout[at]);
-      if constexpr (!L::kWeighsAhead) weigh(s, weights, shared.lse2[at], position);
       start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
       wgmma_wait<1>();
       wgmma_touch(dp);
-      differentiate(s, dp, weights, ds, shared.lse2[at], shared.big_d[at]);
+      differentiate(s, dp, ds, shared.lse2[at], shared.big_d[at]);
       store_ds(ds, n);
       start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
-      if constexpr (L::kWeighsAhead) {
-        barrier_wait(&shared.q_full[stage(next)], parity(next));
-        start_scores_of(s, next);
-        wgmma_wait<0>();
-        wgmma_touch(s);
-      }
-      if constexpr (L::kWeighsAhead) wgmma_touch(dk);
-      start_dq(dp, n - L::kDqDelay);  // in the registers of dP^T, which is done with
-      if constexpr (L::kWeighsAhead) {
-        wgmma_touch(dv);
-        release(&shared.dout_empty[at]);
-        release(&shared.q_empty[at]);
-        weigh(s, weights, shared.lse2[stage(next)], next_position);
-        wgmma_wait<0>();
-        wgmma_touch(dp);
-        hand_over_dq(dp, n - L::kDqDelay);
-      } else {
-        wgmma_wait<0>();
-        wgmma_touch(dk);
-        wgmma_touch(dp);
-        wgmma_touch(dv);
-        release(&shared.dout_empty[at]);
-        barrier_wait(&shared.q_full[stage(next)], parity(next));
-        start_scores_of(s, next);
-        hand_over_dq(dp, n - L::kDqDelay);
-        wgmma_wait<0>();
-        wgmma_touch(s);
-        release(&shared.q_empty[at]);
-      }
-      position = next_position;
-    }
-    for (unsigned n = count - L::kDqDelay; n != count; ++n) {
-      float dq[32];
-      start_dq(dq, n);
+      barrier_wait(&shared.q_full[stage(next)], parity(next));
+      start_scores_of(s, next);
       wgmma_wait<0>();
-      wgmma_touch(dq);
-      hand_over_dq(dq, n);
+      wgmma_touch(s);
+      wgmma_touch(dk);
+      start_dq(dp, n);  // in the registers of dP^T, which is done with
+      wgmma_touch(dv);
+      release(&shared.dout_empty[at]);
+      release(&shared.q_empty[at]);
+      weigh(s, weights, shared.lse2[stage(next)], position);
+      wgmma_wait<0>();
+      wgmma_touch(dp);
+      hand_over_dq(dp, n);
     }
+  }
+
+  /// With shares of dq of a head of 64, whose tiles have twice as many rows: dQ of a tile is computed beside dK of the next one, when
+  /// dS of all keys is there for certain.
+  __device__ __forceinline__ void walk_behind(float (&dk)[kDqk / 2], float (&dv)[kDv / 2], int tiles,
+                                              unsigned count) {
+    float s[kRows / 2];
+    int left = tiles;  // of this query head
+    int position = work.p_first + (work.last_tile - 1) * kRows;
+    barrier_wait(&shared.q_full[0], 0);
+    start_scores_of(s, 0);
+#pragma unroll 1
+    for (unsigned n = 0; n < count; ++n) {
+      const unsigned at = stage(n);
+      const unsigned next = n + 1 == count ? n : n + 1;
+      float dp[kRows / 2];
+      std::uint32_t weights[kSteps][4], ds[kSteps][4];
+      barrier_wait(&shared.dout_full[at], parity(n));
+      start_scores<T, kDv, kRows, kKeys, kRows>(dp, values(), shared.dout[at]);
+      wgmma_wait<1>();
+      wgmma_touch(s);
+      weigh(s, weights, shared.lse2[at], position);
+      wgmma_wait<0>();
+      wgmma_touch(dp);
+      differentiate(s, dp, ds, shared.lse2[at], shared.big_d[at]);
+      store_ds(ds, n);
+      start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
+      start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
+      float dq[32];
+      start_dq(dq, n - 1);  // (Before the first: of nothing, for nobody.)
+      wgmma_wait<1>();
+      wgmma_touch(dk);
+      wgmma_touch(dv);
+      release(&shared.dout_empty[at]);
+      release(&shared.q_empty[at]);
+      barrier_wait(&shared.q_full[stage(next)], parity(next));
+      start_scores_of(s, next);
+      wgmma_wait<1>();
+      wgmma_touch(dq);
+      if (n > 0) hand_over_dq(dq, n - 1);
+      wgmma_wait<0>();
+      wgmma_touch(s);
+      position -= kRows;
+      if (--left == 0) {
+        left = tiles;
+        position = work.p_first + (work.last_tile - 1) * kRows;
+      }
+    }
+    float dq[32];
+    start_dq(dq, count - 1);
+    wgmma_wait<0>();
+    wgmma_touch(dq);
+    hand_over_dq(dq, count - 1);
   }
 
   /// Passes over tiles that these keys are not seen from.
@@ -342,7 +374,7 @@ struct KeysConsumer {
     }
     const int before = uniform(work.last_tile - own.last), between = tiles - own_tiles;
     const int p_last = work.p_first + (own.last - 1) * kRows;
-    int heads = arguments.h_q / arguments.h_kv;
+    int heads = work.group;
     int left = own_tiles;  // of this query head
     int position = p_last;
     skip(0, before);
@@ -368,7 +400,7 @@ struct KeysConsumer {
           wgmma_wait<0>();
         }
         wgmma_touch(dp);
-        differentiate(s, dp, weights, ds, shared.lse2[at], shared.big_d[at]);
+        differentiate(s, dp, ds, shared.lse2[at], shared.big_d[at]);
       } else {
         weigh(s, weights, shared.lse2[at], position);
         start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
@@ -408,14 +440,15 @@ struct KeysConsumer {
   __device__ __forceinline__ void store(const float (&dk)[kWantsDk ? kDqk / 2 : 1],
                                         const float (&dv)[kWantsDv ? kDv / 2 : 1]) const {
     if (work.share <= 0) {
-      if constexpr (kWantsDk) store_rows(dk, arguments.dk, arguments.d_qk, arguments.scale);
-      if constexpr (kWantsDv) store_rows(dv, arguments.dv, arguments.d_v, 1.0f);
+      if constexpr (kWantsDk)
+        store_rows(dk, arguments.scale, rows_of(arguments.dk, arguments.d_qk), 0, lane());
+      if constexpr (kWantsDv) store_rows(dv, 1.0f, rows_of(arguments.dv, arguments.d_v), 0, lane());
     }
     if constexpr (!kSums) {
       if (work.share < 0) return;
       float4* share =
           shares_of(arguments, work.sequence, work.kv_head, work.block, work.share, kKeys, kDqk + kDv) +
-          (first_key() - work.first_key) * (kDqk + kDv) / 4 + warp() * 32 + lane;
+          (first_key() - work.first_key) * (kDqk + kDv) / 4 + warp() * 32 + lane();
       if constexpr (kWantsDk) save(dk, share);
       if constexpr (kWantsDv) save(dv, share + 64 * kDqk / 4);
     }
@@ -428,27 +461,11 @@ struct KeysConsumer {
       share[i * 128] = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
   }
 
-  template <int kCount>
-  __device__ __forceinline__ void store_rows(const float (&x)[kCount], const Rows& rows, int columns,
-                                             float factor) const {
-    const int key = first_key() + warp() * 16 + lane / 4;
-    T* out = static_cast<T*>(rows.data) + row_index(rows, arguments.kv_begin != nullptr, work.sequence,
-                                                    work.range.kv_row, work.kv_head, key);
-#pragma unroll
-    for (int i = 0; i < kCount / 4; i += 4) {
-      std::uint32_t low[4], high[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = 4 * (i + j);
-        low[j] = pack<T>(__fmul_rn(x[at], factor), __fmul_rn(x[at + 1], factor));
-        high[j] = pack<T>(__fmul_rn(x[at + 2], factor), __fmul_rn(x[at + 3], factor));
-      }
-      const uint4 low_row = gather_quad(low, lane), high_row = gather_quad(high, lane);
-      const int column = (i + lane % 4) * 8;
-      if (column >= columns) continue;
-      if (key < work.range.kv_tokens) *reinterpret_cast<uint4*>(out + column) = low_row;
-      if (key + 8 < work.range.kv_tokens) *reinterpret_cast<uint4*>(out + 8 * rows.token + column) = high_row;
-    }
+  __device__ __forceinline__ RowPair<T> rows_of(const Rows& rows, int columns) const {
+    const int key = first_key() + warp() * 16 + lane() / 4;
+    T* first = static_cast<T*>(rows.data) + row_index(rows, arguments.kv_begin != nullptr, work.sequence,
+                                                      work.range.kv_row, work.kv_head, key);
+    return {first, rows.token, key < work.range.kv_tokens, key + 8 < work.range.kv_tokens, columns};
   }
 };
 
@@ -474,13 +491,13 @@ __global__ void __launch_bounds__((KeysLayout<T, kDqk, kDv, kCap, kSums>::kThrea
       barrier_init(&shared.dout_empty[stage], L::kConsumers / 32);
       barrier_init(&shared.loaded[stage], 1);
     }
-    for (unsigned buffer = 0; buffer < L::kDsBuffers; ++buffer) {
+    for (int buffer = 0; buffer < L::kDsBuffers; ++buffer) {
       barrier_init(&shared.ds_full[buffer], L::kConsumers / 32);
-      barrier_init(&shared.ds_empty[buffer], 4);  // of the warpgroup whose turn it is
+      barrier_init(&shared.ds_empty[buffer], L::kConsumers / 32);
     }
-    for (int buffer = 0; buffer < L::kDqBuffers; ++buffer) {
-      barrier_init(&shared.dq_full[buffer], 4);
-      barrier_init(&shared.dq_empty[buffer], 1);
+    for (int warpgroup = 0; warpgroup < 2; ++warpgroup) {
+      barrier_init(&shared.turn_come[warpgroup], 1);
+      barrier_init(&shared.dq_added[warpgroup], 4);
     }
     fence_barrier_init();
   }
@@ -492,7 +509,7 @@ __global__ void __launch_bounds__((KeysLayout<T, kDqk, kDv, kCap, kSums>::kThrea
     if (warp == 0 && lane == 0) Feed::load(arguments, q_map, k_map, v_map, dout_map, shared, work);
     if (warp == 1) Feed::clear(arguments, shared, work, lane);
     if constexpr (kSums) {
-      if (warp >= 2 && lane == 0) Feed::add_dq(arguments, shared, work, warp - 2);
+      if (warp >= 2 && lane == 0) Feed::lead_dq(arguments, shared, work, warp - 2);
     }
   } else {
     registers_grow<L::kConsumerRegisters>();

@@ -1,5 +1,5 @@
-// The warps that feed the others: one drives the copy engine, one clears rows of other sequences, two add the shares of dq to their
-// sums.
+// The warps that feed the others: one drives the copy engine, one clears rows of other sequences, two say when and where shares of dq
+// are added.
 #pragma once
 
 #include "attention/cuda/sm90/backward/keys_layout.cuh"
@@ -25,7 +25,6 @@ struct KeysFeed {
   __device__ static void load(const BackwardArguments& arguments, const CUtensorMap& q_map,
                               const CUtensorMap& k_map, const CUtensorMap& v_map, const CUtensorMap& dout_map,
                               Shared& shared, const KeyBlock& work) {
-    const int group = arguments.h_q / arguments.h_kv;
     const int q_page = arguments.q_begin == nullptr ? work.sequence : 0;
     const int kv_page = arguments.kv_begin == nullptr ? work.sequence : 0;
     const int kv_row = work.range.kv_row + work.first_key;
@@ -39,8 +38,7 @@ struct KeysFeed {
       tma_load(shared.v + column * kKeys, &v_map, &shared.keys_full, column, work.kv_head, kv_row, kv_page,
                kEvictNormal);
     unsigned n = 0;
-    for (int i = 0; i < group; ++i) {
-      const int head = work.kv_head * group + i;
+    for (int head = work.kv_head * work.group; head < (work.kv_head + 1) * work.group; ++head) {
       for (int tile = work.last_tile - 1; tile >= work.first_tile; --tile, ++n) {
         const unsigned stage = n % kStages, parity = (n / kStages + 1) % 2;
         const int row = work.range.q_row + tile * kRows;
@@ -74,10 +72,9 @@ struct KeysFeed {
   __device__ static void clear(const BackwardArguments& arguments, Shared& shared, const KeyBlock& work,
                                int lane) {
     if (work.tiles() == 0 || !is_edge(work, work.last_tile - 1)) return;
-    const int group = arguments.h_q / arguments.h_kv;
     const int rows = work.range.q_tokens - (work.last_tile - 1) * kRows;
     std::uint32_t used = 0;  // bit s: parity of stage s's `loaded`
-    for (int i = 0; i < group; ++i) {
+    for (int i = 0; i < work.group; ++i) {
       const unsigned stage = static_cast<unsigned>(i * work.tiles()) % kStages;
       barrier_wait(&shared.loaded[stage], used >> stage & 1);
       used ^= 1u << stage;
@@ -105,52 +102,37 @@ struct KeysFeed {
     }
   }
 
-  /// Where the share of dq of the n-th tile lies that a warpgroup makes, and the use of the buffer.
-  struct DqPlace {
-    unsigned buffer, use;
-  };
-  __device__ __forceinline__ static DqPlace dq_place(unsigned n, int warpgroup) {
-    if constexpr (L::kAlternates) {
-      return {n % L::kDqBuffers, n / L::kDqBuffers};
-    } else {
-      return {static_cast<unsigned>(warpgroup) * 2 + n % 2, n / 2};
-    }
-  }
-
-  /// Adds shares of dq to their sums, each after those of all lower blocks of keys: of the columns of one warpgroup, or of every second
-  /// tile. One thread of two.
-  __device__ static void add_dq(const BackwardArguments& arguments, Shared& shared, const KeyBlock& work,
-                                int half) {
-    constexpr int kColumnUnits = L::kDqk / kUnitColumns;
-    const int group = arguments.h_q / arguments.h_kv;
+  /// Tells a warpgroup where its shares of dq go, one after the other, each when those of all lower blocks of keys are there; before
+  /// the last share of a unit also brings the sum of the others. One thread.
+  __device__ static void lead_dq(const BackwardArguments& arguments, Shared& shared, const KeyBlock& work,
+                                 int warpgroup) {
     const auto turn = static_cast<std::uint32_t>(work.block);
     unsigned n = 0;
-    for (int i = 0; i < group; ++i) {
-      const int head = work.kv_head * group + i;
+    for (int head = work.kv_head * work.group; head < (work.kv_head + 1) * work.group; ++head) {
       for (int tile = work.last_tile - 1; tile >= work.first_tile; --tile, ++n) {
-        if (L::kAlternates && n % 2 != static_cast<unsigned>(half)) continue;
-        const DqPlace place = dq_place(n, half);
-        const std::int64_t unit = unit_index<L::kDqk>(arguments, head, work.row_block, 0, 0) +
-                                  tile * kColumnUnits + (L::kAlternates ? 0 : half);
+        const std::int64_t unit =
+            unit_index<L::kDqk>(arguments, head, work.row_block, 0, 0) + tile * 2 + warpgroup;
         std::uint32_t* turns = arguments.dq_turns + unit;
-        float* sum = arguments.dq_sums + unit * kUnitFloats;
-        barrier_wait(&shared.dq_full[place.buffer], place.use % 2);
+        auto* sum = reinterpret_cast<float4*>(arguments.dq_sums + unit * kUnitFloats);
+        const bool is_last = tile < work.last_share_before;
         while (counter_peek(turns) != turn) {
         }
         counter_read(turns);
-        fence_proxy_async_all();  // what the copy engine adds next comes after what the flag said
-        if (turn == 0) {
-          bulk_store(sum, shared.dq[place.buffer], sizeof(shared.dq[0]));
+        shared.unit[warpgroup] = {sum,
+                                  head,
+                                  tile * kRows + (L::kUnitsAreRows ? warpgroup * kUnitRows : 0),
+                                  L::kUnitsAreRows ? 0 : warpgroup * kUnitColumns,
+                                  turn == 0,
+                                  is_last};
+        if (is_last && turn > 0) {
+          fence_proxy_async_all();  // what the copy engine reads next comes after what the flag said
+          barrier_arrive_expect(&shared.turn_come[warpgroup], sizeof(shared.sum[0]));
+          bulk_load(shared.sum[warpgroup], sum, sizeof(shared.sum[0]), &shared.turn_come[warpgroup]);
         } else {
-          bulk_add(sum, shared.dq[place.buffer], sizeof(shared.dq[0]));
+          barrier_arrive(&shared.turn_come[warpgroup]);
         }
-        tma_store_commit();
-        tma_store_wait_read();
-        barrier_arrive(&shared.dq_empty[place.buffer]);
-        // The next block of keys may add when all of this has arrived, not before.
-        tma_store_wait();
-        fence_proxy_async_all();
-        counter_write(turns, turn + 1);
+        barrier_wait(&shared.dq_added[warpgroup], n % 2);
+        if (!is_last) counter_write(turns, turn + 1);
       }
     }
   }

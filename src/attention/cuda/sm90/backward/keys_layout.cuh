@@ -12,6 +12,7 @@ namespace basin::attention::sm90 {
 /// One block of keys of one key head, and the tiles of query rows that see any of it.
 struct KeyBlock {
   int sequence, kv_head, block;
+  int group;  // query heads of the key head
   int first_key;
   SequenceRange range;
   int p_first;                // position of query row 0
@@ -20,8 +21,16 @@ struct KeyBlock {
   // Blocks with sink tokens under a window have several CTAs, each with a share of dk and dv: 0 has the rows near the block, 1 + n those
   // of strip n. -1: this is the only one.
   int share;
+  int last_share_before;  // tiles before this one are seen by no later block: their last share of dq comes from this one
 
   __device__ __forceinline__ int tiles() const { return last_tile - first_tile; }
+};
+
+/// Where a warpgroup's share of dq goes.
+struct DqUnit {
+  float4* sum;
+  int head, first_row, first_column;
+  bool is_first, is_last;  // of the shares of this unit
 };
 
 /// `kSums`: the CTA also adds its share of dq to dq_sums.
@@ -30,27 +39,20 @@ struct KeysLayout {
   using Element = T;
   static constexpr int kDqk = kDqk_, kDv = kDv_;
   static constexpr bool kCap = kCap_, kSums = kSums_;
-  // Each warpgroup has 64 keys of its own. Wide heads leave no registers for dk beside dv: two warpgroups have the same 64 keys, the
-  // first computes dv and the second dk.
+  // Each of two warpgroups has 64 keys of its own. Wide heads leave no registers for dk beside dv: there both have the same 64 keys,
+  // the first computes dv and the second dk.
   static constexpr bool kSplitsProducts = kDqk > 128;
-  static constexpr int kWarpgroups = kDqk <= 64 && kSums ? 3 : 2;
-  static constexpr int kKeys = backward_block_keys(kDqk, kSums);
-  static_assert(kKeys == (kSplitsProducts ? 64 : 64 * kWarpgroups));
-  // Two warpgroups have registers to weigh the scores of the next tile beside the products of this one; three overlap each other.
-  static constexpr bool kWeighsAhead = kSums && kWarpgroups == 2;
-  static constexpr int kRows = kBackwardTileRows;
-  // A unit of dq is one tile of a narrow head: the warpgroups take turns. Of wider ones each takes its columns.
-  static constexpr bool kAlternates = kDqk == kUnitColumns;
-  static constexpr int kDqBuffers = kAlternates ? kWarpgroups : 2 * kWarpgroups;
-  // Where warpgroups take turns, dq of a tile is made one tile later, when dS of all its keys is there for certain. (Else both wait for
-  // each other at every tile, and two buffers of dS suffice.)
-  static constexpr unsigned kDqDelay = kAlternates ? 1 : 0;
-  static constexpr unsigned kDsBuffers = kAlternates ? 3 : 2;
-  static constexpr int kConsumers = 128 * kWarpgroups;
+  static constexpr int kKeys = backward_block_keys(kDqk);
+  static_assert(kKeys == (kSplitsProducts ? 64 : 128));
+  static constexpr int kRows = backward_tile_rows(kDqk, kSums);
+  // A tile has two units of dq, one for each warpgroup: of a narrow head 64 rows, of a wider one 64 columns.
+  static constexpr bool kUnitsAreRows = kDqk == kUnitColumns;
+  static_assert(!kSums || kRows * kDqk == 2 * kUnitRows * kUnitColumns);
+  static constexpr int kDsBuffers = 2;
+  static constexpr int kConsumers = 256;
   static constexpr int kThreads = 128 + kConsumers;
-  static constexpr int kStages = kDqk <= 64 ? 3 : 2;
-  static constexpr int kFeederRegisters = kWarpgroups == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kWarpgroups == 3 ? 160 : 240;
+  static constexpr int kStages = kRows * kDqk <= 64 * 64 ? 3 : 2;
+  static constexpr int kFeederRegisters = 24, kConsumerRegisters = 240;
   static_assert(!kSums || (kDqk == kDv && kDqk <= 128 && !kCap), "dq has sums for heads of one size");
 
   struct Shared {
@@ -60,7 +62,8 @@ struct KeysLayout {
     alignas(1024) T dout[kStages][kRows * kDv];
     // dS transposed: a row of 128 swizzled bytes for each key. More than one, so that one may be read while another is written.
     alignas(1024) T ds[kSums ? kDsBuffers : 1][kSums ? kKeys * kRows : 1];
-    alignas(1024) float4 dq[kSums ? kDqBuffers : 1][kSums ? kUnitFloats / 4 : 1];
+    // Of each warpgroup: the sum of the other shares of a unit of dq, for the last one.
+    alignas(16) float4 sum[kSums ? 2 : 1][kSums ? kUnitFloats / 4 : 1];
     alignas(16) float lse2[kStages][kRows];
     alignas(16) float big_d[kStages][kRows];
     Barrier keys_full;
@@ -68,7 +71,8 @@ struct KeysLayout {
     Barrier dout_full[kStages], dout_empty[kStages];
     Barrier loaded[kStages];  // a tile with rows of another sequence: q and dout wait to be cleared
     Barrier ds_full[kDsBuffers], ds_empty[kDsBuffers];
-    Barrier dq_full[kDqBuffers], dq_empty[kDqBuffers];
+    DqUnit unit[2];
+    Barrier turn_come[2], dq_added[2];
     KeyBlock work;
     bool has_work;
   };
@@ -140,6 +144,7 @@ __device__ __forceinline__ Tiles tiles_of_strip(int first_far, int strip, int q_
 template <int kKeys, int kRows>
 __device__ __forceinline__ bool find_block(const BackwardArguments& arguments, int ticket, KeyBlock& work) {
   work.kv_head = ticket % arguments.h_kv;
+  work.group = arguments.h_q / arguments.h_kv;
   work.sequence = ticket / arguments.h_kv % arguments.batch;
   const int piece = ticket / arguments.h_kv / arguments.batch,
             strips = arguments.sink_blocks * arguments.strips;
@@ -161,6 +166,10 @@ __device__ __forceinline__ bool find_block(const BackwardArguments& arguments, i
       tiles.last = max(min(tiles.last, first_far), tiles.first);
     }
   }
+  const int next_key = work.first_key + kKeys;
+  work.last_share_before = next_key < work.range.kv_tokens
+                               ? tiles_that_see<kRows>(arguments, next_key, kKeys, work.range).first
+                               : tiles.last;
   work.first_tile = tiles.first;
   work.last_tile = tiles.last;
   return true;

@@ -7,6 +7,7 @@
 #include "attention/cuda/sm90/backward/choose.h"
 #include "attention/cuda/sm90/backward/instances.h"
 #include "attention/cuda/sm90/backward/row_blocks.cuh"
+#include "attention/cuda/sm90/backward/store_rows.cuh"
 #include "attention/cuda/sm90/load.cuh"
 #include "attention/cuda/sm90/order.cuh"
 #include "attention/cuda/sm90/ptx/barrier.cuh"
@@ -231,25 +232,12 @@ struct Queries {
     __device__ __forceinline__ void store(const float (&dq)[kDqk / 2]) const {
       const Work& work = shared.work;
       const int token = work.first_token + row();
-      T* out =
+      T* first =
           static_cast<T*>(arguments.dq.data) + row_index(arguments.dq, arguments.q_begin != nullptr,
                                                          work.sequence, work.range.q_row, work.head, token);
-#pragma unroll
-      for (int i = 0; i < kDqk / 8; i += 4) {
-        std::uint32_t low[4], high[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int at = 4 * (i + j);
-          low[j] = pack<T>(__fmul_rn(dq[at], arguments.scale), __fmul_rn(dq[at + 1], arguments.scale));
-          high[j] = pack<T>(__fmul_rn(dq[at + 2], arguments.scale), __fmul_rn(dq[at + 3], arguments.scale));
-        }
-        const uint4 low_row = gather_quad(low, lane), high_row = gather_quad(high, lane);
-        const int column = (i + lane % 4) * 8;
-        if (column >= arguments.d_qk) continue;
-        if (token < work.range.q_tokens) *reinterpret_cast<uint4*>(out + column) = low_row;
-        if (token + 8 < work.range.q_tokens)
-          *reinterpret_cast<uint4*>(out + 8 * arguments.dq.token + column) = high_row;
-      }
+      const RowPair<T> rows = {first, arguments.dq.token, token < work.range.q_tokens,
+                               token + 8 < work.range.q_tokens, arguments.d_qk};
+      store_rows(dq, arguments.scale, rows, 0, lane);
     }
   };
 };

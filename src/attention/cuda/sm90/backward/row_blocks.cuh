@@ -47,20 +47,4 @@ __device__ __forceinline__ std::int64_t row_index(const Rows& rows, bool ragged,
          head * rows.head;
 }
 
-/// Four lanes of a quad hold, in x[i], two columns each of the eight columns of group i. Afterwards lane c holds all eight columns of
-/// group c.
-__device__ __forceinline__ uint4 gather_quad(const std::uint32_t (&x)[4], int lane) {
-  const int c = lane % 4;
-  // Two steps of a transposition: exchange with the neighbour in bit 0, then in bit 1.
-  const std::uint32_t send0 = c & 1 ? x[0] : x[1], send1 = c & 1 ? x[2] : x[3];
-  const std::uint32_t got0 = __shfl_xor_sync(0xffffffffu, send0, 1);
-  const std::uint32_t got1 = __shfl_xor_sync(0xffffffffu, send1, 1);
-  // Group c & 1 and group 2 + (c & 1), columns of lanes (c & ~1) and (c & ~1) + 1.
-  const std::uint32_t a0 = c & 1 ? got0 : x[0], a1 = c & 1 ? x[1] : got0;
-  const std::uint32_t b0 = c & 1 ? got1 : x[2], b1 = c & 1 ? x[3] : got1;
-  const std::uint32_t far0 = __shfl_xor_sync(0xffffffffu, c & 2 ? a0 : b0, 2);
-  const std::uint32_t far1 = __shfl_xor_sync(0xffffffffu, c & 2 ? a1 : b1, 2);
-  return c & 2 ? make_uint4(far0, far1, b0, b1) : make_uint4(a0, a1, far0, far1);
-}
-
 }  // namespace basin::attention::sm90

@@ -1,5 +1,5 @@
-// What the backward pass knows of rows alone: before the products, D and the log-sum-exp of every query row and the gradient
-// of the sinks; after them, dq from its sums.
+// What the backward pass knows of rows alone, before the products: D and the log-sum-exp of every query row, the gradient of the
+// sinks, and dq of rows that see nothing.
 #include "attention/cuda/sm90/backward/arguments.h"
 #include "attention/cuda/sm90/backward/row_blocks.cuh"
 #include "attention/cuda/sm90/backward/rows.h"
@@ -71,6 +71,12 @@ __global__ void __launch_bounds__(kThreads)
     // A row without visible keys has no weights: its O is 0 times nothing.
     const RowKeys keys = row_keys(arguments, range.kv_tokens - range.q_tokens + token, range.kv_tokens);
     const bool sees = is_row && (keys.sink_end > 0 || keys.begin < keys.end);
+    if (is_row && !sees && arguments.dq_turns != nullptr) {  // no block of keys has a share of its dq
+      auto* dq = static_cast<T*>(arguments.dq.data) +
+                 row_index(arguments.dq, ragged, sequence, range.q_row, head, token);
+      for (int column = lane * 8; column < arguments.d_qk; column += kLanes * 8)
+        *reinterpret_cast<uint4*>(dq + column) = make_uint4(0, 0, 0, 0);
+    }
     const float big_d = __fadd_rn(sees ? sum : 0.0f, -dlse);
     if (lane == 0) {
       const std::int64_t at = sum_index(arguments, head, block) + row;
@@ -111,60 +117,14 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0) arguments.dsink_logit[head] = sums[0];
 }
 
-/// dq of 64 rows and 64 columns: the sum, scaled and rounded.
-template <typename T, int kDqk>
-__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ BackwardArguments arguments) {
-  constexpr int kColumnUnits = kDqk / kUnitColumns;
-  const int block = static_cast<int>(blockIdx.x) / (2 * kColumnUnits), head = static_cast<int>(blockIdx.y);
-  const int row_half = static_cast<int>(blockIdx.x) / kColumnUnits % 2;
-  const int columns = static_cast<int>(blockIdx.x) % kColumnUnits;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int sequence = sequence_of_block(arguments, block);
-  const SequenceRange range = sequence_range(arguments, sequence);
-  const int first = (block - first_block(arguments, sequence)) * kSumRows + row_half * kUnitRows;
-  if (first < 0 || first >= range.q_tokens) return;
-  const std::int64_t unit = unit_index<kDqk>(arguments, head, block, row_half, columns);
-  const auto* sums = reinterpret_cast<const float4*>(arguments.dq_sums + unit * kUnitFloats);
-  const bool any = arguments.dq_turns[unit] != 0;  // else no row sees a key, and nobody wrote
-  float4 x[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    x[i] = any ? __ldcs(sums + i * kThreads + thread) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const int row = first + thread / 32 * 16 + lane / 4;
-  auto* dq = static_cast<T*>(arguments.dq.data) +
-             row_index(arguments.dq, arguments.q_begin != nullptr, sequence, range.q_row, head, row);
-#pragma unroll
-  for (int i = 0; i < 8; i += 4) {
-    std::uint32_t low[4], high[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float4 y = x[i + j];
-      low[j] = pack<T>(__fmul_rn(y.x, arguments.scale), __fmul_rn(y.y, arguments.scale));
-      high[j] = pack<T>(__fmul_rn(y.z, arguments.scale), __fmul_rn(y.w, arguments.scale));
-    }
-    const uint4 low_row = gather_quad(low, lane), high_row = gather_quad(high, lane);
-    const int column = columns * kUnitColumns + (i + lane % 4) * 8;
-    if (column >= arguments.d_qk) continue;
-    if (row < range.q_tokens) *reinterpret_cast<uint4*>(dq + column) = low_row;
-    if (row + 8 < range.q_tokens) *reinterpret_cast<uint4*>(dq + 8 * arguments.dq.token + column) = high_row;
-  }
-}
-
 }  // namespace
 
-RowKernels row_kernels(bool bf16, int d_qk) {
+RowKernels row_kernels(bool bf16) {
   RowKernels kernels;
   kernels.threads = kThreads;
   kernels.dsink = reinterpret_cast<const void*>(&dsink_kernel);
-  if (bf16) {
-    kernels.row_sums = reinterpret_cast<const void*>(&row_sums_kernel<__nv_bfloat16>);
-    kernels.dq = d_qk == 64 ? reinterpret_cast<const void*>(&dq_kernel<__nv_bfloat16, 64>)
-                            : reinterpret_cast<const void*>(&dq_kernel<__nv_bfloat16, 128>);
-  } else {
-    kernels.row_sums = reinterpret_cast<const void*>(&row_sums_kernel<__half>);
-    kernels.dq = d_qk == 64 ? reinterpret_cast<const void*>(&dq_kernel<__half, 64>)
-                            : reinterpret_cast<const void*>(&dq_kernel<__half, 128>);
-  }
+  kernels.row_sums = bf16 ? reinterpret_cast<const void*>(&row_sums_kernel<__nv_bfloat16>)
+                          : reinterpret_cast<const void*>(&row_sums_kernel<__half>);
   return kernels;
 }
 

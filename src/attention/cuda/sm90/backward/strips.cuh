@@ -3,7 +3,7 @@
 
 #include "attention/cuda/sm90/backward/instances.h"
 #include "attention/cuda/sm90/backward/keys_layout.cuh"
-#include "attention/cuda/sm90/ptx/math.cuh"
+#include "attention/cuda/sm90/backward/store_rows.cuh"
 
 namespace basin::attention::sm90 {
 
@@ -11,10 +11,11 @@ namespace basin::attention::sm90 {
 template <typename T, int kDqk, int kDv>
 __global__ void __launch_bounds__(128)
     backward_fold_kernel(const __grid_constant__ BackwardArguments arguments) {
-  constexpr int kKeys = backward_block_keys(kDqk, false), kRows = kBackwardTileRows, kColumns = kDqk + kDv;
+  constexpr int kKeys = backward_block_keys(kDqk), kRows = backward_tile_rows(kDqk, false),
+                kColumns = kDqk + kDv;
   const int cta = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int block = cta % arguments.sink_blocks, pair = cta / arguments.sink_blocks;
-  const int kv_head = pair % arguments.h_kv, sequence = pair / arguments.h_kv;
+  const int block = cta % arguments.sink_blocks, kv_head = cta / arguments.sink_blocks % arguments.h_kv;
+  const int sequence = cta / arguments.sink_blocks / arguments.h_kv;
   const SequenceRange range = sequence_range(arguments, sequence);
   const int first_far = first_far_tile<kKeys, kRows>(arguments, block * kKeys, range);
   const int end = min(arguments.sink_tokens, range.kv_tokens);  // of the keys that have strips
@@ -43,19 +44,13 @@ __global__ void __launch_bounds__(128)
       const bool is_dk = group < kDqk / 32;
       const Rows& rows = is_dk ? arguments.dk : arguments.dv;
       const float factor = is_dk ? arguments.scale : 1.0f;
-      std::uint32_t low[4], high[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        low[i] = pack<T>(__fmul_rn(sum[i].x, factor), __fmul_rn(sum[i].y, factor));
-        high[i] = pack<T>(__fmul_rn(sum[i].z, factor), __fmul_rn(sum[i].w, factor));
-      }
-      const uint4 low_row = gather_quad(low, lane), high_row = gather_quad(high, lane);
-      const int column = (is_dk ? group : group - kDqk / 32) * 32 + lane % 4 * 8;
-      if (column >= (is_dk ? arguments.d_qk : arguments.d_v)) continue;
-      T* out = static_cast<T*>(rows.data) +
-               row_index(rows, arguments.kv_begin != nullptr, sequence, range.kv_row, kv_head, key) + column;
-      if (key < end) *reinterpret_cast<uint4*>(out) = low_row;
-      if (key + 8 < end) *reinterpret_cast<uint4*>(out + 8 * rows.token) = high_row;
+      const float x[16] = {sum[0].x, sum[0].y, sum[0].z, sum[0].w, sum[1].x, sum[1].y, sum[1].z, sum[1].w,
+                           sum[2].x, sum[2].y, sum[2].z, sum[2].w, sum[3].x, sum[3].y, sum[3].z, sum[3].w};
+      T* first = static_cast<T*>(rows.data) +
+                 row_index(rows, arguments.kv_begin != nullptr, sequence, range.kv_row, kv_head, key);
+      const RowPair<T> pair = {first, rows.token, key < end, key + 8 < end,
+                               is_dk ? arguments.d_qk : arguments.d_v};
+      store_columns(x, factor, pair, (is_dk ? group : group - kDqk / 32) * 32, lane);
     }
   }
 }

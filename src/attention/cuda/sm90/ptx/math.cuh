@@ -60,6 +60,13 @@ __device__ __forceinline__ std::uint32_t counter_add(std::uint32_t* counter, std
 __device__ __forceinline__ std::uint32_t counter_next(std::uint32_t* counter) {
   return counter_add(counter, 1);
 }
+/// Adds to four floats in global memory, each with one rounding; no order with other accesses.
+__device__ __forceinline__ void global_add(float4* sum, float x, float y, float z, float w) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sum), "f"(x), "f"(y), "f"(z),
+               "f"(w)
+               : "memory");
+}
+
 /// Reads a counter, and sees what was written before it was (acquire).
 __device__ __forceinline__ std::uint32_t counter_read(const std::uint32_t* counter) {
   std::uint32_t value;

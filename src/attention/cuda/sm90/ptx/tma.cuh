@@ -48,11 +48,6 @@ __device__ __forceinline__ void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/// Waits until this thread's stores are done, and what they wrote can be seen by it.
-__device__ __forceinline__ void tma_store_wait() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
 /// Loads `bytes` contiguous bytes (a multiple of 16, as both addresses are); they are counted on `barrier`.
 __device__ __forceinline__ void bulk_load(void* destination, const void* source, std::uint32_t bytes,
                                           Barrier* barrier) {
@@ -60,19 +55,6 @@ __device__ __forceinline__ void bulk_load(void* destination, const void* source,
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
           shared_address(destination)),
       "l"(source), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-/// Stores contiguous bytes, as a part of the group that tma_store_commit closes.
-__device__ __forceinline__ void bulk_store(void* destination, const void* source, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-               "r"(shared_address(source)), "r"(bytes)
-               : "memory");
-}
-/// The same, added to the floats that lie there, each with one rounding.
-__device__ __forceinline__ void bulk_add(float* destination, const void* source, std::uint32_t bytes) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(destination),
-      "r"(shared_address(source)), "r"(bytes)
       : "memory");
 }
 
