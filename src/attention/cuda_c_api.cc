@@ -15,6 +15,7 @@ using namespace c_boundary;
 
 // What a program compiled against this version relies on; new fields go behind the last one.
 static_assert(sizeof(basin_attention_cuda_forward_args) == 560);
+static_assert(sizeof(basin_attention_cuda_backward_args) == 792);
 static_assert(sizeof(basin_attention_cuda_append_args) == 384);
 
 void check_device_index(std::int32_t device_index) {
@@ -35,7 +36,9 @@ void check_place(const basin_attention_spec& spec) {
     refuse(fmt::format("backend is {}; allowed is BASIN_BACKEND_AUTOMATIC", spec.backend));
 }
 
-cuda::Forward problem_of(const basin_attention_cuda_forward_args* args) {
+// What forward and backward are given alike.
+template <typename Args>
+cuda::Forward inputs_of(const Args* args) {
   check_struct(args);
   check_place(args->spec);
   cuda::Forward problem;
@@ -44,18 +47,39 @@ cuda::Forward problem_of(const basin_attention_cuda_forward_args* args) {
   problem.max_q_tokens = args->max_q_tokens;
   problem.max_kv_tokens = args->max_kv_tokens;
   problem.q = view_of("q", args->q);
-  problem.q_sink = optional_view_of("q_sink", args->q_sink);
   problem.k = view_of("k", args->k);
   problem.v = view_of("v", args->v);
   problem.q_begin = args->q_begin;
   problem.kv_begin = args->kv_begin;
   problem.kv_tokens = args->kv_tokens;
+  problem.sink_logit = args->sink_logit;
+  return problem;
+}
+
+cuda::Forward problem_of(const basin_attention_cuda_forward_args* args) {
+  cuda::Forward problem = inputs_of(args);
+  problem.q_sink = optional_view_of("q_sink", args->q_sink);
   problem.page_table = args->page_table;
   problem.page_table_stride = args->page_table_stride;
-  problem.sink_logit = args->sink_logit;
   problem.out = view_of("out", args->out);
   problem.lse = args->lse;
   problem.lse_with_sink = args->lse_with_sink;
+  return problem;
+}
+
+cuda::Backward problem_of(const basin_attention_cuda_backward_args* args) {
+  cuda::Backward problem;
+  problem.forward = inputs_of(args);
+  // (Forward's own results, which backward only reads.)
+  const ConstView out = view_of("out", args->out);
+  problem.forward.out = {const_cast<void*>(out.data), out.dtype, out.rank, out.shape, out.stride};
+  problem.forward.lse_with_sink = const_cast<float*>(args->lse_with_sink);
+  problem.dout = view_of("dout", args->dout);
+  problem.dlse_with_sink = args->dlse_with_sink;
+  problem.dq = view_of("dq", args->dq);
+  problem.dk = view_of("dk", args->dk);
+  problem.dv = view_of("dv", args->dv);
+  problem.dsink_logit = args->dsink_logit;
   return problem;
 }
 
@@ -116,6 +140,23 @@ CUstream_st* stream_of(void* stream) {
   return static_cast<CUstream_st*>(stream);
 }
 
+template <typename Args>
+basin_status init_args(Args* args, std::size_t struct_bytes) noexcept {
+  return init(args, struct_bytes, [](Args& fresh) {
+    set_defaults(fresh.spec);
+    fresh.spec.device = BASIN_DEVICE_CUDA;
+  });
+}
+
+template <typename Args>
+basin_status size_of_workspace(const Args* args, std::size_t* bytes) noexcept {
+  return guarded([&] {
+    need(bytes, "bytes");
+    *bytes = 0;
+    *bytes = cuda::workspace_bytes(problem_of(args));
+  });
+}
+
 }  // namespace
 }  // namespace basin::attention
 
@@ -135,10 +176,12 @@ const char* basin_attention_cuda_error_hint() noexcept {
 
 basin_status basin_attention_cuda_forward_init(basin_attention_cuda_forward_args* args,
                                                std::size_t struct_bytes) noexcept {
-  return c_boundary::init(args, struct_bytes, [](basin_attention_cuda_forward_args& fresh) {
-    c_boundary::set_defaults(fresh.spec);
-    fresh.spec.device = BASIN_DEVICE_CUDA;
-  });
+  return init_args(args, struct_bytes);
+}
+
+basin_status basin_attention_cuda_backward_init(basin_attention_cuda_backward_args* args,
+                                                std::size_t struct_bytes) noexcept {
+  return init_args(args, struct_bytes);
 }
 
 basin_status basin_attention_cuda_append_init(basin_attention_cuda_append_args* args,
@@ -150,17 +193,23 @@ basin_status basin_attention_cuda_forward_supported(const basin_attention_cuda_f
   return c_boundary::guarded([&] { require_supported(problem_of(args)); });
 }
 
+basin_status basin_attention_cuda_backward_supported(
+    const basin_attention_cuda_backward_args* args) noexcept {
+  return c_boundary::guarded([&] { require_supported(problem_of(args)); });
+}
+
 basin_status basin_attention_cuda_append_supported(const basin_attention_cuda_append_args* args) noexcept {
   return c_boundary::guarded([&] { require_supported(problem_of(args)); });
 }
 
 basin_status basin_attention_cuda_workspace_bytes(const basin_attention_cuda_forward_args* args,
                                                   std::size_t* bytes) noexcept {
-  return c_boundary::guarded([&] {
-    c_boundary::need(bytes, "bytes");
-    *bytes = 0;
-    *bytes = cuda::workspace_bytes(problem_of(args));
-  });
+  return size_of_workspace(args, bytes);
+}
+
+basin_status basin_attention_cuda_backward_workspace_bytes(const basin_attention_cuda_backward_args* args,
+                                                           std::size_t* bytes) noexcept {
+  return size_of_workspace(args, bytes);
 }
 
 // (What is wrong with the arguments is said before any device is asked for.)
@@ -171,6 +220,16 @@ basin_status basin_attention_cuda_forward(const basin_attention_cuda_forward_arg
     require_supported(problem);
     const OnDevice device(args->spec.device_index);
     cuda::forward(problem, workspace, workspace_bytes, stream_of(args->spec.stream));
+  });
+}
+
+basin_status basin_attention_cuda_backward(const basin_attention_cuda_backward_args* args, void* workspace,
+                                           std::size_t workspace_bytes) noexcept {
+  return c_boundary::guarded([&] {
+    const cuda::Backward problem = problem_of(args);
+    require_supported(problem);
+    const OnDevice device(args->spec.device_index);
+    cuda::backward(problem, workspace, workspace_bytes, stream_of(args->spec.stream));
   });
 }
 

@@ -53,6 +53,28 @@ typedef struct basin_attention_cuda_forward_args {
   float* lse_with_sink;      /* the same; logaddexp(lse, sink_logit); may be NULL */
 } basin_attention_cuda_forward_args;
 
+/* Gradients of sum(out * dout) + sum(lse_with_sink * dlse_with_sink), of a forward without q_sink and without pages. */
+typedef struct basin_attention_cuda_backward_args {
+  size_t struct_bytes;       /* set by basin_attention_cuda_backward_init */
+  basin_attention_spec spec; /* from here to sink_logit: as forward was given */
+  int64_t batch;
+  int64_t max_q_tokens;
+  int64_t max_kv_tokens;
+  basin_const_tensor q, k, v;
+  const int32_t* q_begin;
+  const int32_t* kv_begin;
+  const int32_t* kv_tokens;
+  const float* sink_logit;
+  basin_const_tensor out;      /* as forward wrote it */
+  const float* lse_with_sink;  /* likewise; without a sink this is lse */
+  basin_const_tensor dout;     /* as out */
+  const float* dlse_with_sink; /* as lse_with_sink; may be NULL */
+  basin_tensor dq;             /* as q; rows outside every sequence are not touched */
+  basin_tensor dk;             /* as k; nor are keys */
+  basin_tensor dv;             /* as v */
+  float* dsink_logit;          /* [h_q]; NULL exactly when sink_logit is */
+} basin_attention_cuda_backward_args;
+
 /* New keys and values on their way into a paged cache, ahead of a forward on the same stream. They are the last of each
  * sequence: positions kv_tokens[i] - new tokens to kv_tokens[i]. A token whose place is on no page is left out. */
 typedef struct basin_attention_cuda_append_args {
@@ -82,24 +104,33 @@ const char* basin_attention_cuda_error_hint(void) BASIN_NOEXCEPT;
  * sizeof. */
 basin_status basin_attention_cuda_forward_init(basin_attention_cuda_forward_args* args,
                                                size_t struct_bytes) BASIN_NOEXCEPT;
+basin_status basin_attention_cuda_backward_init(basin_attention_cuda_backward_args* args,
+                                                size_t struct_bytes) BASIN_NOEXCEPT;
 basin_status basin_attention_cuda_append_init(basin_attention_cuda_append_args* args,
                                               size_t struct_bytes) BASIN_NOEXCEPT;
 
 /* BASIN_OK when the call would be launched on a Hopper GPU, else what it would return. Looks at no device. */
 basin_status basin_attention_cuda_forward_supported(const basin_attention_cuda_forward_args* args)
     BASIN_NOEXCEPT;
+basin_status basin_attention_cuda_backward_supported(const basin_attention_cuda_backward_args* args)
+    BASIN_NOEXCEPT;
 basin_status basin_attention_cuda_append_supported(const basin_attention_cuda_append_args* args)
     BASIN_NOEXCEPT;
 
-/* Device memory that forward needs beside its tensors; depends on shapes and upper bounds only. Looks at no device.
- * *bytes is 0 after a failure. */
+/* Device memory that forward and backward need beside their tensors; depends on shapes and upper bounds only. Looks at no
+ * device. *bytes is 0 after a failure. */
 basin_status basin_attention_cuda_workspace_bytes(const basin_attention_cuda_forward_args* args,
                                                   size_t* bytes) BASIN_NOEXCEPT;
+basin_status basin_attention_cuda_backward_workspace_bytes(const basin_attention_cuda_backward_args* args,
+                                                           size_t* bytes) BASIN_NOEXCEPT;
 
-/* `workspace` (aligned to 16 bytes) must be zero before its first use; every launch leaves it ready for the next, also of
- * another problem. Launches that may run at the same time need a workspace each. */
+/* `workspace` (aligned to 16 bytes) must be zero before forward's first use; every launch of forward leaves it ready for the
+ * next, also of another problem. Backward's may hold anything, and is of no use to forward afterwards. Launches that may run
+ * at the same time need a workspace each. */
 basin_status basin_attention_cuda_forward(const basin_attention_cuda_forward_args* args, void* workspace,
                                           size_t workspace_bytes) BASIN_NOEXCEPT;
+basin_status basin_attention_cuda_backward(const basin_attention_cuda_backward_args* args, void* workspace,
+                                           size_t workspace_bytes) BASIN_NOEXCEPT;
 basin_status basin_attention_cuda_append(const basin_attention_cuda_append_args* args) BASIN_NOEXCEPT;
 
 #undef BASIN_NOEXCEPT

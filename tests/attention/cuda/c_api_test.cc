@@ -106,6 +106,89 @@ TEST_F(CudaCInterface, ForwardIsThatOfCpp) {
   expect_same(shape, {{1, 1, 3000}, {2, 2, 40}}, {.page_tokens = 64});
 }
 
+TEST_F(CudaCInterface, BackwardIsThatOfCpp) {
+  constexpr std::int64_t kRows = 100, kHeads = 4, kKeyHeads = 2, kHead = 64;
+  const std::vector<std::uint16_t> rows(kRows * kHeads * kHead, 0x3e80);  // 0.25
+  const std::vector<float> row_sums(kRows * kHeads, 2.0f);
+  const test::DeviceBuffer q(rows), k(rows), lse(row_sums), dlse(row_sums),
+      sink(std::vector<float>{0.5f, -1.0f, 2.0f, 0.0f}), begin(std::vector<std::int32_t>{0, 30, kRows}),
+      tokens(std::vector<std::int32_t>{30, 60});
+  const auto gradients = [&](const auto& launch) {
+    test::DeviceBuffer dq(rows.size() * 2), dk(rows.size()), dv(rows.size()), dsink(kHeads * sizeof(float));
+    const auto input = [&](const test::DeviceBuffer& buffer, std::int64_t heads) {
+      return contiguous<const void*>(buffer.data(), DType::bf16, {kRows, heads, kHead});
+    };
+    const auto output = [&](test::DeviceBuffer& buffer, std::int64_t heads) {
+      return contiguous<void*>(buffer.data(), DType::bf16, {kRows, heads, kHead});
+    };
+    cuda::Backward backward;
+    cuda::Forward& forward = backward.forward;
+    forward.spec.scale = 0.3;
+    forward.spec.mask = {.window = 20, .sink_tokens = 2};
+    forward.batch = 2;
+    forward.max_q_tokens = forward.max_kv_tokens = 70;
+    forward.q = input(q, kHeads);
+    forward.k = forward.v = input(k, kKeyHeads);
+    forward.q_begin = forward.kv_begin = static_cast<const std::int32_t*>(begin.data());
+    forward.kv_tokens = static_cast<const std::int32_t*>(tokens.data());
+    forward.sink_logit = static_cast<const float*>(sink.data());
+    forward.out = contiguous<void*>(const_cast<void*>(q.data()), DType::bf16, {kRows, kHeads, kHead});
+    forward.lse_with_sink = static_cast<float*>(const_cast<void*>(lse.data()));
+    backward.dout = forward.q;
+    backward.dlse_with_sink = static_cast<const float*>(dlse.data());
+    backward.dq = output(dq, kHeads);
+    backward.dk = output(dk, kKeyHeads);
+    backward.dv = output(dv, kKeyHeads);
+    backward.dsink_logit = static_cast<float*>(dsink.data());
+    test::DeviceBuffer workspace(cuda::workspace_bytes(backward));
+    test::synchronize_device();
+    launch(backward, workspace);
+    test::synchronize_device();
+    std::vector<std::uint16_t> result;
+    for (const auto* buffer : {&dq, &dk, &dv, &dsink}) {
+      std::vector<std::uint16_t> bits(buffer->bytes() / 2);
+      buffer->download(bits.data(), buffer->bytes());
+      result.insert(result.end(), bits.begin(), bits.end());
+    }
+    return result;
+  };
+  const auto want = gradients([](const cuda::Backward& backward, test::DeviceBuffer& workspace) {
+    cuda::backward(backward, workspace.data(), workspace.bytes(), nullptr);
+  });
+  const auto got = gradients([&](const cuda::Backward& backward, test::DeviceBuffer& workspace) {
+    const cuda::Forward& f = backward.forward;
+    basin_attention_cuda_backward_args args;
+    EXPECT_EQ(basin_attention_cuda_backward_init(&args, sizeof args), BASIN_OK);
+    args.spec = args_of(f, stream_).spec;
+    args.batch = f.batch;
+    args.max_q_tokens = f.max_q_tokens;
+    args.max_kv_tokens = f.max_kv_tokens;
+    args.q = tensor_of<basin_const_tensor>(f.q);
+    args.k = tensor_of<basin_const_tensor>(f.k);
+    args.v = tensor_of<basin_const_tensor>(f.v);
+    args.q_begin = f.q_begin;
+    args.kv_begin = f.kv_begin;
+    args.kv_tokens = f.kv_tokens;
+    args.sink_logit = f.sink_logit;
+    args.out = tensor_of<basin_const_tensor>(ConstView(f.out));
+    args.lse_with_sink = f.lse_with_sink;
+    args.dout = tensor_of<basin_const_tensor>(backward.dout);
+    args.dlse_with_sink = backward.dlse_with_sink;
+    args.dq = tensor_of<basin_tensor>(backward.dq);
+    args.dk = tensor_of<basin_tensor>(backward.dk);
+    args.dv = tensor_of<basin_tensor>(backward.dv);
+    args.dsink_logit = backward.dsink_logit;
+    EXPECT_EQ(basin_attention_cuda_backward_supported(&args), BASIN_OK);
+    std::size_t bytes = 0;
+    EXPECT_EQ(basin_attention_cuda_backward_workspace_bytes(&args, &bytes), BASIN_OK);
+    EXPECT_EQ(bytes, workspace.bytes());
+    EXPECT_EQ(basin_attention_cuda_backward(&args, workspace.data(), bytes), BASIN_OK)
+        << basin_attention_cuda_error_message();
+  });
+  EXPECT_EQ(got, want);
+  EXPECT_NE(std::count(want.begin(), want.end(), 0xffff), std::ssize(want));
+}
+
 TEST_F(CudaCInterface, AppendIsThatOfCpp) {
   constexpr std::int64_t kHeads = 2, kHead = 64, kPage = 16, kPages = 8, kRows = 20;
   std::vector<std::uint16_t> rows(kRows * kHeads * kHead);

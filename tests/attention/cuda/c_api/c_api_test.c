@@ -45,6 +45,7 @@ static basin_tensor writable(basin_const_tensor from) {
 }
 
 static basin_attention_cuda_forward_args forward_args;
+static basin_attention_cuda_backward_args backward_args;
 static basin_attention_cuda_append_args append_args;
 
 static void make_forward(void) {
@@ -58,6 +59,19 @@ static void make_forward(void) {
   forward_args.q_begin = forward_args.kv_tokens = forward_args.page_table = somewhere();
   forward_args.page_table_stride = 10;
   forward_args.out = writable(forward_args.q);
+}
+
+static void make_backward(void) {
+  CHECK(basin_attention_cuda_backward_init(&backward_args, sizeof backward_args) == BASIN_OK);
+  backward_args.spec.scale = 0.125;
+  backward_args.batch = 2;
+  backward_args.max_q_tokens = backward_args.max_kv_tokens = kTokens;
+  backward_args.q = backward_args.out = backward_args.dout = input(kTokens, kHeads, kHead);
+  backward_args.k = backward_args.v = input(kTokens, kKeyHeads, kHead);
+  backward_args.q_begin = backward_args.kv_begin = somewhere();
+  backward_args.lse_with_sink = somewhere();
+  backward_args.dq = writable(backward_args.q);
+  backward_args.dk = backward_args.dv = writable(backward_args.k);
 }
 
 static void make_append(void) {
@@ -84,6 +98,14 @@ static void expect_refused(basin_status status, const char* named) {
   CHECK(says(basin_attention_cuda_forward(&forward_args, somewhere(), 1 << 30), status, named));
 }
 
+static void expect_backward_refused(basin_status status, const char* named) {
+  size_t bytes = 7;
+  CHECK(says(basin_attention_cuda_backward_supported(&backward_args), status, named));
+  CHECK(says(basin_attention_cuda_backward_workspace_bytes(&backward_args, &bytes), status, named));
+  CHECK(bytes == 0);
+  CHECK(says(basin_attention_cuda_backward(&backward_args, somewhere(), 1 << 30), status, named));
+}
+
 static void expect_append_refused(basin_status status, const char* named) {
   CHECK(says(basin_attention_cuda_append_supported(&append_args), status, named));
   CHECK(says(basin_attention_cuda_append(&append_args), status, named));
@@ -94,6 +116,13 @@ static void expect_append_refused(basin_status status, const char* named) {
     make_forward();                    \
     change;                            \
     expect_refused(status, named);     \
+  } while (0)
+
+#define BACKWARD_REFUSED(change, status, named) \
+  do {                                          \
+    make_backward();                            \
+    change;                                     \
+    expect_backward_refused(status, named);     \
   } while (0)
 
 #define APPEND_REFUSED(change, status, named) \
@@ -118,6 +147,13 @@ static void test_what_exists(void) {
   forward_args.max_q_tokens = 1000;
   CHECK(basin_attention_cuda_workspace_bytes(&forward_args, &prefill) == BASIN_OK);
   CHECK(prefill > 0 && prefill < decode);
+  make_backward();
+  CHECK(basin_attention_cuda_backward_supported(&backward_args) == BASIN_OK);
+  CHECK(basin_attention_cuda_backward_workspace_bytes(&backward_args, &decode) == BASIN_OK);
+  backward_args.q.shape[0] = backward_args.out.shape[0] = backward_args.dout.shape[0] = 1000;
+  backward_args.dq.shape[0] = 1000;
+  CHECK(basin_attention_cuda_backward_workspace_bytes(&backward_args, &longer) == BASIN_OK);
+  CHECK(decode > 0 && longer > decode);
   make_append();
   CHECK(basin_attention_cuda_append_supported(&append_args) == BASIN_OK);
 }
@@ -157,6 +193,24 @@ static void test_tensors(void) {
   REFUSED(forward_args.k.shape[1] = forward_args.v.shape[1] = 12, BASIN_UNSUPPORTED, "page_tokens is 12");
 }
 
+static void test_backward(void) {
+  BACKWARD_REFUSED(backward_args.spec.device = BASIN_DEVICE_CPU, BASIN_INVALID_ARGUMENT, "device is 0");
+  BACKWARD_REFUSED(backward_args.spec.backend = BASIN_BACKEND_CPU, BASIN_UNSUPPORTED, "backend cpu");
+  BACKWARD_REFUSED(backward_args.spec.scale = 0.0, BASIN_UNSUPPORTED, "scale is 0");
+  BACKWARD_REFUSED(backward_args.batch = 0, BASIN_INVALID_ARGUMENT, "batch is 0");
+  BACKWARD_REFUSED(backward_args.kv_begin = NULL, BASIN_INVALID_ARGUMENT, "k has 3 dimensions");
+  BACKWARD_REFUSED(backward_args.q.dtype = BASIN_F32, BASIN_UNSUPPORTED, "q is f32");
+  BACKWARD_REFUSED(backward_args.out.data = NULL, BASIN_INVALID_ARGUMENT, "out of shape");
+  BACKWARD_REFUSED(backward_args.dout.rank = 5, BASIN_INVALID_ARGUMENT, "dout has 5 dimensions");
+  BACKWARD_REFUSED(backward_args.dout.shape[2] = 32, BASIN_INVALID_ARGUMENT, "dout");
+  BACKWARD_REFUSED(backward_args.dq.shape[1] = 4, BASIN_INVALID_ARGUMENT, "dq");
+  BACKWARD_REFUSED(backward_args.dk.dtype = BASIN_F16, BASIN_UNSUPPORTED, "dk is f16");
+  BACKWARD_REFUSED(backward_args.dv.data = NULL, BASIN_INVALID_ARGUMENT, "dv of shape");
+  BACKWARD_REFUSED(backward_args.lse_with_sink = NULL, BASIN_INVALID_ARGUMENT, "lse_with_sink");
+  BACKWARD_REFUSED(backward_args.sink_logit = somewhere(), BASIN_INVALID_ARGUMENT, "dsink_logit");
+  BACKWARD_REFUSED(backward_args.dsink_logit = somewhere(), BASIN_INVALID_ARGUMENT, "dsink_logit");
+}
+
 static void test_append(void) {
   APPEND_REFUSED(append_args.device_index = -1, BASIN_INVALID_ARGUMENT, "device_index is -1");
   APPEND_REFUSED(append_args.reserved = 1, BASIN_INVALID_ARGUMENT, "reserved is 1");
@@ -180,6 +234,7 @@ static void test_structs(void) {
   REFUSED(forward_args.struct_bytes = 0, BASIN_INVALID_ARGUMENT, "struct_bytes is 0");
   REFUSED(forward_args.struct_bytes -= 1, BASIN_INVALID_ARGUMENT, "struct_bytes");
   REFUSED(forward_args.struct_bytes = (size_t)-1, BASIN_INVALID_ARGUMENT, "struct_bytes");
+  BACKWARD_REFUSED(backward_args.struct_bytes -= 1, BASIN_INVALID_ARGUMENT, "struct_bytes");
   APPEND_REFUSED(append_args.struct_bytes -= 1, BASIN_INVALID_ARGUMENT, "struct_bytes");
 
   CHECK(basin_attention_cuda_forward_init(&newer.args, sizeof newer) == BASIN_OK);
@@ -192,12 +247,14 @@ static void test_structs(void) {
   CHECK(says(basin_attention_cuda_forward_supported(&newer.args), BASIN_UNSUPPORTED, "newer"));
 
   CHECK(basin_attention_cuda_forward_init(&forward_args, 8) == BASIN_INVALID_ARGUMENT);
+  CHECK(basin_attention_cuda_backward_init(&backward_args, 8) == BASIN_INVALID_ARGUMENT);
   CHECK(basin_attention_cuda_append_init(&append_args, 8) == BASIN_INVALID_ARGUMENT);
   CHECK(basin_attention_cuda_forward_init(NULL, sizeof forward_args) == BASIN_INVALID_ARGUMENT);
   CHECK(basin_attention_cuda_append_init(NULL, sizeof append_args) == BASIN_INVALID_ARGUMENT);
   CHECK(says(basin_attention_cuda_forward_supported(NULL), BASIN_INVALID_ARGUMENT, "args is null"));
   CHECK(says(basin_attention_cuda_append_supported(NULL), BASIN_INVALID_ARGUMENT, "args is null"));
   CHECK(says(basin_attention_cuda_forward(NULL, somewhere(), 1), BASIN_INVALID_ARGUMENT, "args is null"));
+  CHECK(says(basin_attention_cuda_backward(NULL, somewhere(), 1), BASIN_INVALID_ARGUMENT, "args is null"));
   CHECK(says(basin_attention_cuda_append(NULL), BASIN_INVALID_ARGUMENT, "args is null"));
   CHECK(says(basin_attention_cuda_workspace_bytes(NULL, &bytes), BASIN_INVALID_ARGUMENT, "args is null"));
   make_forward();
@@ -210,6 +267,7 @@ int main(void) {
   test_what_exists();
   test_spec();
   test_tensors();
+  test_backward();
   test_append();
   test_structs();
   if (failures > 0) fprintf(stderr, "%d failures\n", failures);
