@@ -111,7 +111,8 @@ Speed measure_decode(Session& session, const engine::StreamOptions& options, std
   const double kv_bytes = static_cast<double>(report.kv_bytes_max) *
                           static_cast<double>(prompt + total_tokens) /
                           (2.0 * static_cast<double>(total_tokens));
-  speed.bytes = passes * (pass_weight_bytes(*session.loaded.model) + kv_bytes) / speed.seconds;
+  speed.bytes =
+      passes * (static_cast<double>(session.loaded.model->token_weight_bytes()) + kv_bytes) / speed.seconds;
   return speed;
 }
 

@@ -74,16 +74,4 @@ double pass_flops(const models::ModelConfig& config, const engine::StreamOptions
   return flops + indexer_flops(config, first, tokens);
 }
 
-double pass_weight_bytes(const models::Model& model) {
-  const models::ModelConfig& config = model.config();
-  const std::int64_t layers = config.grouped ? std::ranges::count(config.grouped->dense, false)
-                                             : static_cast<std::int64_t>(config.layers.size());
-  const std::int64_t intermediate = config.grouped ? config.grouped->intermediate : config.intermediate;
-  std::int64_t unread = (config.experts - config.chosen_experts) * 3 * config.hidden * intermediate * layers;
-  if (!config.tied_embeddings) unread += config.hidden * config.vocabulary;
-  // The dtypes of single tensors are not part of the interface; their share of the parameters is close.
-  const double share = static_cast<double>(unread) / static_cast<double>(model.parameters());
-  return static_cast<double>(model.weight_bytes()) * (1.0 - share);
-}
-
 }  // namespace basin::cli

@@ -13,10 +13,6 @@ namespace basin::cli {
 double pass_flops(const models::ModelConfig& config, const engine::StreamOptions& options, std::int64_t first,
                   std::int64_t tokens, std::int64_t logits_rows);
 
-/// Bytes of weights that one token's pass reads: all but the embedding table, unless it is the output matrix too, and but
-/// the experts that the token does not go to.
-double pass_weight_bytes(const models::Model& model);
-
 /// Keys visible to the token at `position` in a layer with `window` (0 = all).
 std::int64_t visible_keys(const models::LayerAttention& layer, const engine::StreamOptions& options,
                           std::int64_t position);

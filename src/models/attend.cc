@@ -85,7 +85,8 @@ attention::Ran attend(Pass& pass, const AttentionWeights& weights, std::int64_t 
   ops::rms_norm(work.x.data(), c.hidden, weights.norm.data(), eps, normed, c.hidden, rows, c.hidden,
                 pass.pool);
   const ops::LinearOutput products[] = {weights.q.into(q), weights.k.into(k), weights.v.into(v)};
-  ops::linear(normed, c.hidden, rows, products, pass.options.compute, pass.pool);
+  const ops::WeightMatrix* const next = &weights.o.weight;
+  ops::linear(normed, c.hidden, rows, products, pass.options.compute, pass.pool, {&next, 1});
   if (!weights.q_norm.empty()) {
     ops::rms_norm(q, c.d_head, weights.q_norm.data(), eps, q, c.d_head, rows * c.h_q, c.d_head, pass.pool);
     ops::rms_norm(k, c.d_head, weights.k_norm.data(), eps, k, c.d_head, rows * c.h_kv, c.d_head, pass.pool);

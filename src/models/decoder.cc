@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 
 #include "basin/base/error.h"
@@ -29,6 +30,7 @@ class Decoder : public Model {
     make_ropes(tensors, names);
     bind_ends(tensors, names, norm_offset);
     layers_ = bind_layers(architecture, config_, names, norm_offset, tensors);
+    say_what_follows();
     for (std::int64_t i = 0; i < config_.extra_layers; ++i)
       tensors.leave_out(fmt::format("{}{}.", names.layer_prefix, std::ssize(config_.layers) + i));
     tensors.refuse_unused();
@@ -39,6 +41,11 @@ class Decoder : public Model {
   const ModelConfig& config() const override { return config_; }
   std::int64_t parameters() const override { return parameters_; }
   std::int64_t weight_bytes() const override { return weight_bytes_; }
+  std::int64_t token_weight_bytes() const override {
+    std::int64_t bytes = stored_bytes(head_);
+    for (const Layer& layer : layers_) bytes += layer_bytes(layer);
+    return bytes;
+  }
 
   attention::Ran forward(std::span<const Chunk> chunks, const PassOptions& options, const OnLogits& on_logits,
                          ThreadPool& pool) override {
@@ -95,6 +102,50 @@ class Decoder : public Model {
               0) {
         throw Error(ErrorCode::corrupt, fmt::format("{}: embeddings are tied, but '{}' differs from '{}'",
                                                     tensors.where(), names.head, names.embedding));
+      }
+    }
+  }
+
+  static std::int64_t stored_bytes(const ops::WeightMatrix& matrix) {
+    return matrix.outputs == 0 ? 0 : matrix.outputs * matrix.row_bytes();
+  }
+
+  static std::int64_t stored_bytes(std::initializer_list<const Projection*> projections) {
+    std::int64_t bytes = 0;
+    for (const Projection* projection : projections) bytes += stored_bytes(projection->weight);
+    return bytes;
+  }
+
+  // Of one token.
+  std::int64_t layer_bytes(const Layer& layer) const {
+    const AttentionWeights& attention = layer.attention;
+    const FeedForwardWeights& feed_forward = layer.feed_forward;
+    const auto mlp_bytes = [](const Mlp& mlp) { return stored_bytes({&mlp.gate, &mlp.up, &mlp.down}); };
+    std::int64_t bytes =
+        stored_bytes({&attention.q, &attention.k, &attention.v, &attention.o, &feed_forward.router});
+    if (const auto& latent = attention.latent) {
+      bytes += stored_bytes({&latent->q_a, &latent->q, &latent->kv_a, &latent->kv});
+      if (latent->indexer)
+        bytes += stored_bytes({&latent->indexer->q, &latent->indexer->k, &latent->indexer->weights});
+    }
+    if (feed_forward.shared) bytes += mlp_bytes(*feed_forward.shared);
+    const bool is_dense = feed_forward.router.weight.outputs == 0;
+    // Experts are alike.
+    return bytes + (is_dense ? 1 : config_.chosen_experts) * mlp_bytes(feed_forward.experts.front());
+  }
+
+  // Which products are multiplied one after another, where that does not depend on what they give.
+  void say_what_follows() {
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      FeedForwardWeights& feed_forward = layers_[i].feed_forward;
+      const bool is_dense = feed_forward.router.weight.outputs == 0;
+      const Mlp& first = feed_forward.experts.front();
+      layers_[i].attention.next = is_dense ? ops::NextMatrices{&first.gate.weight, &first.up.weight}
+                                           : ops::NextMatrices{&feed_forward.router.weight};
+      if (i + 1 == layers_.size()) {
+        feed_forward.next = {&head_};
+      } else if (const AttentionWeights& after = layers_[i + 1].attention; !after.latent) {
+        feed_forward.next = {&after.q.weight, &after.k.weight, &after.v.weight};
       }
     }
   }

@@ -43,6 +43,7 @@ struct AttentionWeights {
   std::vector<float> sink_logit;  // [h_q], or empty
   std::vector<float> post_norm;   // [hidden], over what is added to the residual stream; or empty
   std::optional<LatentWeights> latent;
+  ops::NextMatrices next;  // what is multiplied after o; or empty
 };
 
 struct Mlp {
@@ -57,6 +58,7 @@ struct FeedForwardWeights {
   std::vector<Mlp> experts;       // one in a dense layer
   std::vector<float> post_norm;   // as above
   std::vector<std::byte> memory;  // of matrices that are not as their file stores them
+  ops::NextMatrices next;         // what is multiplied after this; or empty
 };
 
 struct Layer {

@@ -143,6 +143,9 @@ class Model {
   virtual const ModelConfig& config() const = 0;
   virtual std::int64_t parameters() const = 0;
   virtual std::int64_t weight_bytes() const = 0;
+  /// Of the matrices that a pass over one token multiplies: without the embedding table, unless that is the output matrix too, and
+  /// without the experts that the token does not go to.
+  virtual std::int64_t token_weight_bytes() const = 0;
 
   /// Reads the next chunk of every sequence given: appends keys and values to each cache, and hands the wanted logits to
   /// `on_logits` in runs of consecutive rows [rows, vocabulary] (float32), so that they are never all in memory. A cache

@@ -3,24 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <optional>
 #include <vector>
 
 #include "base/scratch_buffer.h"
 #include "basin/base/error.h"
+#include "ops/activations.h"
 #include "ops/cpu/kernel.h"
+#include "ops/task_runs.h"
 
 namespace basin::ops {
 namespace {
 
 using cpu::Activations;
 
-// Panels of few tokens take about the time of reading them, so they are long: the next rows come from memory while some are
-// multiplied. The rows of others stay in the nearer caches while many tokens pass over them. Tokens in float, of which a few rows
-// at a time ask again and again, should stay there beside them.
+// Panels of few tokens take about the time of reading them: a thread's lie one behind the other, and what it reads next is fetched
+// while one is multiplied; short ones let threads finish together. The rows of others stay in the nearer caches while many tokens pass
+// over them. Tokens in float, of which a few rows at a time ask again and again, should stay there beside them.
 constexpr std::int64_t kFewTokens = 64;
-constexpr std::int64_t kFewTokensRows = 512;
+constexpr std::int64_t kFewTokensRows = 64;
+constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kPanelRows = cpu::kRowsAtOnce;
 constexpr std::int64_t kPanelTokens = 512;
 constexpr std::int64_t kPanelFloatTokens = 128;
@@ -65,94 +66,51 @@ Activations form(DType dtype, Compute compute) {
   return Activations::f32;
 }
 
-constexpr std::int64_t kForms = 3;
-
-// Activations in every form that some product of the call wants.
-class Inputs {
- public:
-  Inputs(const float* x, std::int64_t x_stride, std::int64_t tokens, std::int64_t inputs)
-      : x_(x), x_stride_(x_stride), tokens_(tokens), inputs_(inputs) {}
-
-  const cpu::Prepared& get(Activations form, ThreadPool& pool) {
-    auto& slot = slots_[static_cast<std::size_t>(form)];
-    if (!slot) slot = make(form, pool);
-    return *slot;
-  }
-
- private:
-  cpu::Prepared make(Activations form, ThreadPool& pool) {
-    cpu::Prepared to{};
-    to.form = form;
-    to.tokens = tokens_;
-    to.inputs = inputs_;
-    to.padded = (inputs_ + 63) / 64 * 64;
-    if (form == Activations::f32) {
-      to.data = reinterpret_cast<const std::byte*>(x_);
-      to.row_bytes = x_stride_ * 4;
-      return to;
-    }
-    thread_local std::array<ScratchBuffer<std::byte>, kForms>
-        memory;  // of the calling thread; the pool only fills it
-    const std::int64_t blocks = to.padded / cpu::kBlock;
-    // An odd number of cache lines: rows a large power of two apart compete for the same few places of the nearest cache.
-    constexpr std::int64_t kLine = 64;
-    to.row_bytes = (to.padded * (form == Activations::bf16 ? 2 : 1) / kLine | 1) * kLine;
-    const std::int64_t factors =
-        form == Activations::bf16 ? 0 : tokens_ * blocks * 4;  // a scale and three sums
-    std::byte* bytes = memory[static_cast<std::size_t>(form)].at_least(
-        static_cast<std::size_t>(tokens_ * to.row_bytes + 4 * factors));
-    to.data = bytes;
-    to.scale = reinterpret_cast<const float*>(bytes + tokens_ * to.row_bytes);
-    to.scaled_sum = to.scale + tokens_ * blocks;
-    to.half_sum = reinterpret_cast<const std::int32_t*>(to.scaled_sum + tokens_ * blocks);
-    constexpr std::int64_t kTokensPerTask = 32;
-    pool.parallel_for((tokens_ + kTokensPerTask - 1) / kTokensPerTask, [&](std::int64_t task, int) {
-      cpu::Prepared part =
-          slice(to, task * kTokensPerTask, std::min(kTokensPerTask, tokens_ - task * kTokensPerTask));
-      cpu::kernel().prepare(x_ + task * kTokensPerTask * x_stride_, x_stride_, part);
-    });
-    return to;
-  }
-
- public:
-  static cpu::Prepared slice(const cpu::Prepared& whole, std::int64_t first, std::int64_t count) {
-    cpu::Prepared part = whole;
-    part.tokens = count;
-    part.data += first * whole.row_bytes;
-    if (whole.scale != nullptr) {
-      part.scale += first * (whole.padded / cpu::kBlock);
-      part.scaled_sum += first * (whole.padded / cpu::kBlock);
-      part.half_sum += first * (whole.padded / cpu::kBlock * 2);
-    }
-    return part;
-  }
-
- private:
-  const float* x_;
-  std::int64_t x_stride_, tokens_, inputs_;
-  std::array<std::optional<cpu::Prepared>, kForms> slots_;
-};
-
 struct Task {
   const LinearOutput* output;
-  const cpu::Prepared* x;
+  std::size_t x;  // of the prepared inputs
   std::int64_t row, rows, token, tokens;
+
+  const std::byte* weight() const { return output->weight->data + row * output->weight->row_bytes(); }
 };
 
-void run(const Task& task) {
+// `after` is where the thread reads on.
+void run(const Task& task, const cpu::Prepared& x, const std::byte* after) {
   thread_local ScratchBuffer<float> scratch;
-  const WeightMatrix& weight = *task.output->weight;
   cpu::Panel panel{};
-  panel.weights = kind(weight.dtype);
-  panel.row_bytes = weight.row_bytes();
-  panel.weight = weight.data + task.row * panel.row_bytes;
+  panel.weights = kind(task.output->weight->dtype);
+  panel.row_bytes = task.output->weight->row_bytes();
+  panel.weight = task.weight();
   panel.rows = task.rows;
+  panel.after = after;
   panel.bias = task.output->bias == nullptr ? nullptr : task.output->bias + task.row;
-  panel.x = Inputs::slice(*task.x, task.token, task.tokens);
+  panel.x = PreparedInputs::slice(x, task.token, task.tokens);
   panel.y = task.output->y + task.token * task.output->y_stride + task.row;
   panel.y_stride = task.output->y_stride;
-  panel.scratch = scratch.at_least(static_cast<std::size_t>(cpu::scratch_floats(task.x->padded)));
+  panel.scratch = scratch.at_least(static_cast<std::size_t>(cpu::scratch_floats(x.padded)));
   cpu::kernel().panel(panel);
+}
+
+// Rows of a panel of few tokens: fewer where all products together have few.
+std::int64_t few_tokens_rows(std::int64_t all_rows, int threads) {
+  return all_rows < kFewTokensRows * threads ? kFewRows : kFewTokensRows;
+}
+
+// Where a thread begins to read matrices that few tokens are multiplied with; null where there are none.
+const std::byte* first_row(std::span<const WeightMatrix* const> matrices, int thread, int threads) {
+  std::int64_t rows = 0, all = 0;
+  for (const WeightMatrix* matrix : matrices) rows += matrix->outputs;
+  const std::int64_t panel_rows = few_tokens_rows(rows, threads);
+  const auto panels = [&](const WeightMatrix& matrix) {
+    return (matrix.outputs + panel_rows - 1) / panel_rows;
+  };
+  for (const WeightMatrix* matrix : matrices) all += panels(*matrix);
+  std::int64_t panel = TaskRuns::first(all, thread, threads);
+  for (const WeightMatrix* matrix : matrices) {
+    if (panel < panels(*matrix)) return matrix->data + panel * panel_rows * matrix->row_bytes();
+    panel -= panels(*matrix);
+  }
+  return nullptr;
 }
 
 void check(std::int64_t inputs, const LinearOutput& output) {
@@ -175,35 +133,50 @@ void check(std::int64_t inputs, const LinearOutput& output) {
 
 }  // namespace
 
-void linear(const float* x, std::int64_t x_stride, std::int64_t tokens, std::span<const LinearOutput> outputs,
-            Compute compute, ThreadPool& pool) {
-  if (outputs.empty() || tokens <= 0) return;
-  const std::int64_t inputs = outputs.front().weight->inputs;
-  for (const LinearOutput& output : outputs) {
-    check(inputs, output);
-    kind(output.weight->dtype);  // refuses unknown dtypes before anything is written
-  }
-  Inputs prepared(x, x_stride, tokens, inputs);
-  // Rows per panel: fewer for small products, so that every thread has several.
-  std::int64_t total_rows = 0;
-  for (const LinearOutput& output : outputs) total_rows += output.weight->outputs;
-  const std::int64_t fair = (total_rows / (4 * pool.threads()) + kPanelRows - 1) / kPanelRows * kPanelRows;
-  const std::int64_t panel_rows =
-      std::clamp(fair, kPanelRows, tokens <= kFewTokens ? kFewTokensRows : kPanelRows);
-
+void linear(std::span<const LinearInput> inputs, Compute compute, ThreadPool& pool,
+            std::span<const WeightMatrix* const> next) {
+  PreparedInputs prepared;
   std::vector<Task> tasks;
-  for (const LinearOutput& output : outputs) {
-    const cpu::Prepared& form_of = prepared.get(form(output.weight->dtype, compute), pool);
-    const std::int64_t panel_tokens = form_of.form == Activations::f32 ? kPanelFloatTokens : kPanelTokens;
-    for (std::int64_t token = 0; token < tokens; token += panel_tokens) {
-      for (std::int64_t row = 0; row < output.weight->outputs; row += panel_rows) {
-        tasks.push_back({&output, &form_of, row, std::min(panel_rows, output.weight->outputs - row), token,
-                         std::min(panel_tokens, tokens - token)});
+  std::int64_t all_rows = 0;
+  for (const LinearInput& input : inputs) {
+    for (const LinearOutput& output : input.outputs) all_rows += output.weight->outputs;
+  }
+  for (const LinearInput& input : inputs) {
+    if (input.outputs.empty() || input.tokens <= 0) continue;
+    const Rows rows{input.x, input.x_stride, input.tokens, input.outputs.front().weight->inputs};
+    const std::int64_t panel_rows =
+        input.tokens <= kFewTokens ? few_tokens_rows(all_rows, pool.threads()) : kPanelRows;
+    for (const LinearOutput& output : input.outputs) {
+      check(rows.inputs, output);
+      kind(output.weight->dtype);  // refuses unknown dtypes before anything is written
+      const Activations form_of = form(output.weight->dtype, compute);
+      const std::size_t x = prepared.add(rows, form_of);
+      const std::int64_t panel_tokens = form_of == Activations::f32 ? kPanelFloatTokens : kPanelTokens;
+      for (std::int64_t token = 0; token < rows.tokens; token += panel_tokens) {
+        for (std::int64_t row = 0; row < output.weight->outputs; row += panel_rows) {
+          tasks.push_back({&output, x, row, std::min(panel_rows, output.weight->outputs - row), token,
+                           std::min(panel_tokens, rows.tokens - token)});
+        }
       }
     }
   }
-  pool.parallel_for(static_cast<std::int64_t>(tasks.size()),
-                    [&](std::int64_t i, int) { run(tasks[static_cast<std::size_t>(i)]); });
+  prepared.make(pool);
+
+  const int threads = pool.threads();
+  const std::int64_t count = std::ssize(tasks);
+  TaskRuns runs(count, threads);
+  pool.parallel_for(threads, [&](std::int64_t, int thread) {
+    while (const auto number = runs.take(thread)) {
+      const Task& task = tasks[static_cast<std::size_t>(*number)];
+      const std::int64_t following = *number + 1;
+      const bool reads_on = following < count && following != TaskRuns::first(count, thread + 1, threads);
+      const std::byte* after = nullptr;
+      if (task.tokens <= kFewTokens)
+        after =
+            reads_on ? tasks[static_cast<std::size_t>(following)].weight() : first_row(next, thread, threads);
+      run(task, prepared.get(task.x), after);
+    }
+  });
 }
 
 void widen_row(const WeightMatrix& weight, std::int64_t row, float* out) {

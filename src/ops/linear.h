@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "basin/base/dtype.h"
 #include "basin/base/thread_pool.h"
@@ -36,10 +37,29 @@ struct LinearOutput {
   std::int64_t y_stride = 0;             // elements
 };
 
-/// Computes every product of `outputs` for x [tokens, inputs] (rows x_stride apart). Weights of different
-/// dtypes may share a call. Throws Error(invalid_argument) on shape mismatch, Error(unsupported) on dtype.
-void linear(const float* x, std::int64_t x_stride, std::int64_t tokens, std::span<const LinearOutput> outputs,
-            Compute compute, ThreadPool& pool);
+/// All products of one input.
+struct LinearInput {
+  const float* x = nullptr;  // [tokens, inputs], rows x_stride apart
+  std::int64_t x_stride = 0;
+  std::int64_t tokens = 0;
+  std::span<const LinearOutput> outputs;
+};
+
+/// What a call that follows at once multiplies: a thread that finishes begins to fetch its part of them. May be empty.
+using NextMatrices = std::vector<const WeightMatrix*>;
+
+/// Computes every product of every input, in one division of the work. Weights of different dtypes may share a call.
+/// Throws Error(invalid_argument) on shape mismatch, Error(unsupported) on dtype.
+void linear(std::span<const LinearInput> inputs, Compute compute, ThreadPool& pool,
+            std::span<const WeightMatrix* const> next = {});
+
+/// The same for one input.
+inline void linear(const float* x, std::int64_t x_stride, std::int64_t tokens,
+                   std::span<const LinearOutput> outputs, Compute compute, ThreadPool& pool,
+                   std::span<const WeightMatrix* const> next = {}) {
+  const LinearInput input{x, x_stride, tokens, outputs};
+  linear({&input, 1}, compute, pool, next);
+}
 
 /// Widens one stored row to float: out[inputs]. Used for embeddings. Exact for every dtype.
 void widen_row(const WeightMatrix& weight, std::int64_t row, float* out);

@@ -225,6 +225,7 @@ class FailingModel : public models::Model {
   const models::ModelConfig& config() const override { return model_.config(); }
   std::int64_t parameters() const override { return model_.parameters(); }
   std::int64_t weight_bytes() const override { return model_.weight_bytes(); }
+  std::int64_t token_weight_bytes() const override { return model_.token_weight_bytes(); }
   attention::Ran forward(std::span<const models::Chunk> chunks, const models::PassOptions& options,
                          const models::OnLogits& on_logits, ThreadPool& threads) override {
     if (!fails) return model_.forward(chunks, options, on_logits, threads);

@@ -65,6 +65,14 @@ TEST(ModelTensors, Mxfp4ExpertsAreBlocksAndScales) {
   const Loaded loaded = load(model);
   EXPECT_EQ(loaded.model->weight_bytes(), bytes);
   EXPECT_EQ(loaded.model->parameters(), load(golden_model("gpt_oss")).model->parameters());
+  // One token: every matrix but the embedding's, two experts of four, and no vector.
+  std::int64_t read = 0;
+  for (const auto& [name, tensor] : whole.tensors) {
+    if (tensor.shape.size() < 2 || name.ends_with("bias") || name == "model.embed_tokens.weight") continue;
+    const bool is_expert = name.find("experts") != std::string::npos;
+    read += static_cast<std::int64_t>(tensor.bytes) / (is_expert ? 2 : 1);
+  }
+  EXPECT_EQ(loaded.model->token_weight_bytes(), read);
 
   Checkpoint without(model);
   without.tensors.erase(scales);

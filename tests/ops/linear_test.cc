@@ -174,5 +174,43 @@ TEST_F(Linear, ProductsOfDifferentTypesShareACall) {
   }
 }
 
+// As experts are: inputs of different lengths and widths, one of them twice, and what follows named.
+TEST_F(Linear, SeveralInputsInOneCallAreWhatEachIsAlone) {
+  struct Part {
+    DType dtype;
+    std::int64_t outputs, inputs, tokens;
+  };
+  const Part parts[] = {{DType::mxfp4, 70, 256, 1}, {DType::mxfp4, 70, 256, 1}, {DType::q8_0, 3, 128, 40},
+                        {DType::bf16, 130, 128, 7}, {DType::f32, 5, 64, 1},     {DType::q4_k, 65, 512, 2}};
+  for (const int threads : {1, 2, 3}) {
+    ThreadPool pool(threads);
+    for (const bool only_single : {false, true}) {
+      std::vector<std::unique_ptr<Weights>> weights;
+      std::vector<std::vector<float>> xs, ys;
+      std::vector<LinearOutput> outputs;
+      NextMatrices next;
+      for (const Part& part : parts) {
+        if (only_single && part.tokens > 1) continue;
+        weights.push_back(std::make_unique<Weights>(part.dtype, part.outputs, part.inputs, 21));
+        xs.push_back(random_floats(part.tokens * part.inputs, 22));
+        ys.emplace_back(static_cast<std::size_t>(part.tokens * part.outputs), -1.0f);
+        outputs.push_back({&weights.back()->matrix, nullptr, ys.back().data(), part.outputs});
+        next.push_back(&weights.back()->matrix);
+      }
+      std::vector<LinearInput> inputs;
+      for (std::size_t i = 0; i < xs.size(); ++i) {
+        const std::int64_t width = weights[i]->matrix.inputs;
+        const float* x = i == 1 ? xs[0].data() : xs[i].data();  // the first two share theirs
+        inputs.push_back({x, width, std::ssize(xs[i]) / width, {&outputs[i], 1}});
+      }
+      linear(inputs, Compute::fast, pool, next);
+      for (std::size_t i = 0; i < xs.size(); ++i) {
+        const auto& x = i == 1 ? xs[0] : xs[i];
+        EXPECT_EQ(ys[i], multiply(x, inputs[i].tokens, weights[i]->matrix, Compute::fast, pool)) << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace basin::ops::tests

@@ -20,41 +20,6 @@ BASIN_INLINE F16 pair_dot(const F16& sum, const Words& pairs, std::uint32_t x) {
   return r;
 }
 
-// Calls put(Index<w>(), the pairs w of sixteen rows) for the elements of a step, the first of them at p. Every line is read
-// once: rows a multiple of 4 KB apart compete for the same few places of the nearest cache.
-template <typename Put>
-BASIN_INLINE void transpose_step(const std::byte* p, std::ptrdiff_t stride, const Put& put) {
-  __m512i a[16], b[16];
-  unroll<16>([&](auto i) BASIN_LAMBDA { a[i] = _mm512_loadu_si512(p + i * stride); });
-  unroll<8>([&](auto i) BASIN_LAMBDA {
-    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
-    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
-  });
-  // a[4 q + c]: in 128-bit lane l, pair 4 l + c of rows 4 q .. 4 q + 3.
-  unroll<4>([&](auto q) BASIN_LAMBDA {
-    a[4 * q] = _mm512_unpacklo_epi64(b[4 * q], b[4 * q + 2]);
-    a[4 * q + 1] = _mm512_unpackhi_epi64(b[4 * q], b[4 * q + 2]);
-    a[4 * q + 2] = _mm512_unpacklo_epi64(b[4 * q + 1], b[4 * q + 3]);
-    a[4 * q + 3] = _mm512_unpackhi_epi64(b[4 * q + 1], b[4 * q + 3]);
-  });
-  // b[4 n + c], of rows 8 (n / 2) .. 8 (n / 2) + 7: lanes 0 and 2 of both for even n, 1 and 3 for odd.
-  unroll<4>([&](auto c) BASIN_LAMBDA {
-    b[c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
-    b[4 + c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
-    b[8 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
-    b[12 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
-  });
-  unroll<4>([&](auto c) BASIN_LAMBDA { put(c, Words{_mm512_shuffle_i32x4(b[c], b[8 + c], 0x88)}); });
-  unroll<4>([&](auto c) BASIN_LAMBDA {
-    put(Index<4 + c>(), Words{_mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0x88)});
-  });
-  unroll<4>([&](auto c)
-                BASIN_LAMBDA { put(Index<8 + c>(), Words{_mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd)}); });
-  unroll<4>([&](auto c) BASIN_LAMBDA {
-    put(Index<12 + c>(), Words{_mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0xdd)});
-  });
-}
-
 // The same for what is left of `inputs` elements after the whole steps.
 template <typename Put>
 BASIN_INLINE void transpose_rest(const RowGroup& group, std::int64_t inputs, const Put& put) {
@@ -63,7 +28,7 @@ BASIN_INLINE void transpose_rest(const RowGroup& group, std::int64_t inputs, con
   for (int r = 0; r < kGroupRows; ++r)
     __builtin_memcpy(rest + r * kStepBytes, group.rows + r * group.row_bytes + 2 * whole,
                      static_cast<std::size_t>(2 * (inputs - whole)));
-  transpose_step(rest, kStepBytes, put);
+  transpose_line(rest, kStepBytes, put);
 }
 
 // One token times one group.
@@ -78,7 +43,7 @@ void multiply_bf16(const Panel& panel, const RowGroup& group) {
     };
   };
   for (std::int64_t s = 0; s < whole; ++s)
-    transpose_step(group.rows + s * kStepBytes, group.row_bytes, join(s));
+    transpose_line(group.rows + s * kStepBytes, group.row_bytes, join(s));
   if (whole * kStep < inputs) transpose_rest(group, inputs, join(whole));
   finish_group(panel, group, 0, sum);
 }
@@ -95,7 +60,7 @@ void pack_bf16(const RowGroup& group, std::int64_t inputs, std::byte* to) {
     };
   };
   for (std::int64_t s = 0; s < whole; ++s)
-    transpose_step(group.rows + s * kStepBytes, group.row_bytes, keep(s));
+    transpose_line(group.rows + s * kStepBytes, group.row_bytes, keep(s));
   if (whole * kStep < inputs) transpose_rest(group, inputs, keep(whole));
 }
 
@@ -130,7 +95,7 @@ void bf16_panel(const Panel& panel) {
     for (int g = 0; g < groups; ++g) {
       group[g] = group_at(panel, row + g * kGroupRows, copy);
       auto* to = reinterpret_cast<std::byte*>(panel.scratch + g * packed_floats);
-      (is_long(panel) ? pack_bf16<true> : pack_bf16<false>)(group[g], panel.x.inputs, to);
+      (panel.after != nullptr ? pack_bf16<true> : pack_bf16<false>)(group[g], panel.x.inputs, to);
       packed[g] = to;
     }
     std::int64_t t = 0;

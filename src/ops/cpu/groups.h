@@ -27,6 +27,8 @@ BASIN_INLINE Header read_header(const std::byte* p, std::ptrdiff_t stride) {
 ///   kUnit              runs of 32 elements that unpack together
 ///   read               what the others need of the header
 ///   factors<i>         of the run i of a block: d[kScales] and, where kHasMin, m
+///   kNibbles           where the elements of a block begin that are nibbles alone, as unpack_nibbles() has them; else absent
+///   element            of a nibble, the byte q
 ///   unpack<u>          calls put(Index<run of the unit>(), Index<w>(), words) for the words w of the runs of unit u
 template <Weights kWeights>
 struct Group;
@@ -60,6 +62,9 @@ BASIN_INLINE void unpack_nibbles(const std::byte* p, std::ptrdiff_t stride, cons
 
 template <>
 struct Group<Weights::q4_0> : ScaledBlocks<18, 8> {
+  static constexpr int kNibbles = 2;
+  static BASIN_INLINE Words element(const Words& nibbles) { return nibbles; }
+
   template <int, typename Put>
   static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unpack_nibbles(p + 2, stride, [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, q); });
@@ -68,6 +73,9 @@ struct Group<Weights::q4_0> : ScaledBlocks<18, 8> {
 
 template <>
 struct Group<Weights::q4_1> : ScaledBlocks<20, 0> {
+  static constexpr int kNibbles = 4;
+  static BASIN_INLINE Words element(const Words& nibbles) { return nibbles; }
+
   template <int, typename Put>
   static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unpack_nibbles(p + 4, stride, [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, q); });
@@ -122,6 +130,9 @@ constexpr std::uint8_t kTwiceE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11,
 
 template <>
 struct Group<Weights::mxfp4> : ScaledBlocks<17, 12> {
+  static constexpr int kNibbles = 1;
+  static BASIN_INLINE Words element(const Words& nibbles) { return look_up(kTwiceE2m1, nibbles); }
+
   template <int>
   static BASIN_INLINE void factors(const Header& header, F16 (&d)[kScales], F16&) {
     // Half of 2^(e - 127), which may be subnormal: the product of two powers near its root.
@@ -133,7 +144,7 @@ struct Group<Weights::mxfp4> : ScaledBlocks<17, 12> {
   template <int, typename Put>
   static BASIN_INLINE void unpack(const std::byte* p, std::ptrdiff_t stride, const Header&, const Put& put) {
     unpack_nibbles(p + 1, stride,
-                   [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, look_up(kTwiceE2m1, q)); });
+                   [&](auto w, const Words& q) BASIN_LAMBDA { put(Index<0>(), w, element(q)); });
   }
 };
 

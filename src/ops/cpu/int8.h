@@ -36,32 +36,104 @@ struct Token {
         half_sum(x.half_sum + token * (x.padded / kBlock * 2)) {}
 };
 
-// Calls body(block of the row, its address, its header) for each block.
+// Calls body(block of the row, its address, its header) for each block from `first` on.
 template <typename F, typename Body>
-BASIN_INLINE void each_block(const RowGroup& group, std::int64_t inputs, const Body& body) {
+BASIN_INLINE void each_block(const RowGroup& group, std::int64_t inputs, std::int64_t first,
+                             const Body& body) {
   const std::int64_t blocks = inputs / F::kElements;
-  const std::byte* block = group.rows;
-  for (std::int64_t b = 0; b < blocks; ++b, block += F::kBytes)
+  const std::byte* block = group.rows + first * F::kBytes;
+  for (std::int64_t b = first; b < blocks; ++b, block += F::kBytes)
     body(b, block, F::read(block, group.row_bytes));
 }
+
+// The sum of one token and sixteen rows, which one run after the other joins.
+template <typename F>
+struct GroupSum {
+  const Token& x;
+  F16 sum = set(0.0f);
+
+  // What the run's dots begin with.
+  BASIN_INLINE Words begin(std::int64_t run, int part) const {
+    return start<F>(x.half_sum + run * 2 + part * (2 / F::kScales));
+  }
+
+  BASIN_INLINE void join(std::int64_t run, const Words* dots, const F16 (&d)[F::kScales],
+                         [[maybe_unused]] const F16& m) {
+    const F16 d_a = set(x.scale[run]);
+    unroll<F::kScales>([&](auto i) BASIN_LAMBDA { sum = fma(to_floats(dots[i]), mul(d[i], d_a), sum); });
+    if constexpr (F::kHasMin) sum = fma(m, set(x.scaled_sum[run]), sum);
+  }
+};
+
+#if defined(__AVX512F__)
+template <typename F>
+concept HasNibbles = requires {
+  F::kNibbles;
+};
+
+// Blocks that are multiplied together, those of a line's bytes.
+constexpr int kLineBlocks = 3;
+
+// Three blocks from `b` on. The bytes of a line of each row are transposed whole, with a third of the loads that blocks one by one
+// take. Words then straddle the blocks: of activations, what meets another's bytes is zero.
+template <typename F>
+BASIN_INLINE void join_line(const RowGroup& group, std::int64_t b, GroupSum<F>& sum) {
+  const Ahead<kLineBlocks * F::kBytes, 16> ahead(group, b * F::kBytes);
+  const std::byte* q = sum.x.q + b * kBlock;
+  Words dots[kLineBlocks], head[kLineBlocks];
+  unroll<kLineBlocks>([&](auto i) BASIN_LAMBDA { dots[i] = sum.begin(b + i, 0); });
+  transpose_line(group.rows + b * F::kBytes, group.row_bytes, [&](auto w, const Words& words) BASIN_LAMBDA {
+    constexpr int kAt = 4 * w;
+    const Words low = F::element(field<0, 15>(words)), high = F::element(field<4, 15>(words));
+    unroll<kLineBlocks>([&](auto i) BASIN_LAMBDA {
+      constexpr int kBegin = i * static_cast<int>(F::kBytes);
+      if constexpr (kBegin / 4 == w) head[i] = shift_right<kBegin % 4 * 8>(words);
+      constexpr int kFirst = kAt - kBegin - F::kNibbles;  // nibble of the block that the word begins with
+      if constexpr (kFirst > -4 && kFirst < 16) {
+        const auto activations = [&](int half) BASIN_LAMBDA {
+          const std::byte* from = q + i * kBlock + half * 16 + kFirst;
+          if constexpr (kFirst < 0) return word_at(from - kFirst) << (-8 * kFirst);
+          if constexpr (kFirst > 12) return word_at(from + 12 - kFirst) >> (8 * (kFirst - 12));
+          return word_at(from);
+        };
+        dots[i] = dot<F::kSign>(dots[i], low, activations(0));
+        dots[i] = dot<F::kSign>(dots[i], high, activations(1));
+      }
+    });
+    ahead.template fetch<decltype(w)::value>();
+  });
+  unroll<kLineBlocks>([&](auto i) BASIN_LAMBDA {
+    F16 d[F::kScales], m;
+    F::template factors<0>(Header{{head[i]}}, d, m);
+    sum.join(b + i, &dots[i], d, m);
+  });
+}
+#endif
 
 // One token times sixteen rows.
 template <typename F>
 void multiply_group(const Panel& panel, const RowGroup& group) {
   constexpr std::int64_t kRuns = F::kElements / kBlock;
   const Token x(panel.x, 0);
-  F16 sum = set(0.0f);
+  GroupSum<F> sum{x};
+  std::int64_t done = 0;
+#if defined(__AVX512F__)
+  if constexpr (HasNibbles<F>) {
+    for (; done * F::kBytes + kCacheLine <= group.row_bytes; done += kLineBlocks)
+      join_line<F>(group, done, sum);
+  }
+#endif
   each_block<F>(
-      group, panel.x.inputs, [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
+      group, panel.x.inputs, done,
+      [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
         constexpr int kPuts = static_cast<int>(kRuns) * kBlockWords;
         const Ahead<F::kBytes, kPuts> ahead(group, b * F::kBytes);
         unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
           const std::int64_t first = b * kRuns + unit * F::kUnit;  // run of the token
           const std::byte* q = x.q + first * kBlock;
           Words dots[F::kUnit * F::kScales];
-          unroll<F::kUnit * F::kScales>([&](auto i) BASIN_LAMBDA {
-            dots[i] = start<F>(x.half_sum + first * 2 + i * (2 / F::kScales));
-          });
+          unroll<F::kUnit * F::kScales>(
+              [&](auto i) BASIN_LAMBDA { dots[i] = sum.begin(first + i / F::kScales, i % F::kScales); });
           F::template unpack<decltype(unit)::value>(
               block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
                 Words& to = dots[run * F::kScales + w * F::kScales / kBlockWords];
@@ -71,15 +143,11 @@ void multiply_group(const Panel& panel, const RowGroup& group) {
           unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
             F16 d[F::kScales], m;
             F::template factors<unit * F::kUnit + run>(header, d, m);
-            const F16 d_a = set(x.scale[first + run]);
-            unroll<F::kScales>([&](auto i) BASIN_LAMBDA {
-              sum = fma(to_floats(dots[run * F::kScales + i]), mul(d[i], d_a), sum);
-            });
-            if constexpr (F::kHasMin) sum = fma(m, set(x.scaled_sum[first + run]), sum);
+            sum.join(first + run, &dots[run * F::kScales], d, m);
           });
         });
       });
-  finish_group(panel, group, 0, sum);
+  finish_group(panel, group, 0, sum.sum);
 }
 
 /// Sixteen rows unpacked: for each block of 32, kBlockWords Words, its d's and its m.
@@ -94,24 +162,25 @@ template <typename F, bool kFetches>
 void pack_group(const RowGroup& group, std::int64_t inputs, const Packed to) {
   constexpr std::int64_t kRuns = F::kElements / kBlock;
   constexpr int kPuts = static_cast<int>(kRuns) * kBlockWords;
-  each_block<F>(group, inputs, [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
-    const Ahead<F::kBytes, kPuts> ahead(group, b * F::kBytes);
-    unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
-      const std::int64_t first = b * kRuns + unit * F::kUnit;
-      F::template unpack<decltype(unit)::value>(
-          block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
-            store_words(words, to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
-            if constexpr (kFetches) ahead.template fetch<(unit * F::kUnit + run) * kBlockWords + w>();
+  each_block<F>(
+      group, inputs, 0, [&](std::int64_t b, const std::byte* block, const auto& header) BASIN_LAMBDA {
+        const Ahead<F::kBytes, kPuts> ahead(group, b * F::kBytes);
+        unroll<static_cast<int>(kRuns) / F::kUnit>([&](auto unit) BASIN_LAMBDA {
+          const std::int64_t first = b * kRuns + unit * F::kUnit;
+          F::template unpack<decltype(unit)::value>(
+              block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
+                store_words(words, to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
+                if constexpr (kFetches) ahead.template fetch<(unit * F::kUnit + run) * kBlockWords + w>();
+              });
+          unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
+            F16 d[F::kScales], m;
+            F::template factors<unit * F::kUnit + run>(header, d, m);
+            unroll<F::kScales>(
+                [&](auto i) BASIN_LAMBDA { store(d[i], to.d + ((first + run) * F::kScales + i) * kLanes); });
+            if constexpr (F::kHasMin) store(m, to.m + (first + run) * kLanes);
           });
-      unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
-        F16 d[F::kScales], m;
-        F::template factors<unit * F::kUnit + run>(header, d, m);
-        unroll<F::kScales>(
-            [&](auto i) BASIN_LAMBDA { store(d[i], to.d + ((first + run) * F::kScales + i) * kLanes); });
-        if constexpr (F::kHasMin) store(m, to.m + (first + run) * kLanes);
+        });
       });
-    });
-  });
 }
 
 /// What a tile needs to know of a format.
@@ -214,7 +283,7 @@ void int8_panel(const Panel& panel) {
     for (int g = 0; g < groups; ++g) {
       group[g] = group_at(panel, row + g * kGroupRows, free);
       to[g] = packed[g];
-      (is_long(panel) ? pack_group<F, true> : pack_group<F, false>)(group[g], panel.x.inputs, to[g]);
+      (panel.after != nullptr ? pack_group<F, true> : pack_group<F, false>)(group[g], panel.x.inputs, to[g]);
     }
     packed_tokens<T, groups>(panel, to, group);
     row += groups * kGroupRows;
@@ -228,40 +297,37 @@ void int8_panel(const Panel& panel) {
 // One row of activations to int8 blocks. A block with NaN or infinity gets a NaN scale, so that the token's results are NaN.
 BASIN_INLINE void quantise_row(const float* x, std::int64_t inputs, std::int64_t padded, std::byte* q,
                                float* scale, float* scaled_sum, std::int32_t* half_sum) {
+  constexpr std::uint32_t kInfinity = 0x7f800000u;
+  const Words no_sign = set_words(0x7fffffffu);
+  const F16 magic =
+      set(0x1.8p23f);  // added, rounds to an integer, to nearest even, whose lowest byte is that of the bits
   for (std::int64_t b = 0; b < padded / kBlock; ++b) {
-    std::int8_t values[kBlock] = {};
-    float d = 0.0f;
-    int sum[2] = {};
+    float d = 0.0f, inverse = 0.0f;
+    F16 half[2] = {set(0.0f), set(0.0f)};
     if (b * kBlock < inputs) {
-      const F16 low = load(x + b * kBlock), high = load(x + b * kBlock + kLanes);
-      const auto magnitude = [](const F16& a) BASIN_LAMBDA {
-        return make([&](auto i) BASIN_LAMBDA { return hn::Abs(a.part[i]); });
-      };
-      const float largest = max_of_lanes(max(magnitude(low), magnitude(high)));
-      // Any NaN or infinity makes x - x a NaN, and so this sum.
-      const float check = fold(add(sub(low, low), sub(high, high)));
-      if (check != 0.0f) {
+      unroll<2>([&](auto i) BASIN_LAMBDA { half[i] = load(x + b * kBlock + i * kLanes); });
+      // Magnitudes are in the order of their bits, with infinity and then NaN behind all numbers.
+      const std::uint32_t bits = largest(larger(as_words(half[0]) & no_sign, as_words(half[1]) & no_sign));
+      float most;
+      __builtin_memcpy(&most, &bits, 4);
+      if (bits >= kInfinity) {
         d = __builtin_nanf("");
-      } else if (largest > 0.0f) {
-        d = largest / 127.0f;
-        // 127 / largest overflows for subnormal blocks; they are so small that zero is right to float's range.
-        const float inverse = largest >= 0x1p-119f ? 127.0f / largest : 0.0f;
-        alignas(64) float scaled[kBlock];
-        store(mul(low, set(inverse)), scaled);
-        store(mul(high, set(inverse)), scaled + kLanes);
-        for (int i = 0; i < kBlock; ++i) {
-          const float magic = 0x1.8p23f;  // rounds to an integer, to nearest even
-          const int value = static_cast<int>((scaled[i] + magic) - magic);
-          values[i] = static_cast<std::int8_t>(value);
-          sum[i / kLanes] += value;
-        }
+        unroll<2>([&](auto i) BASIN_LAMBDA { half[i] = set(0.0f); });
+      } else if (bits != 0) {
+        d = most / 127.0f;
+        // 127 / most overflows for subnormal blocks; they are so small that zero is right to float's range.
+        if (most >= 0x1p-119f) inverse = 127.0f / most;
       }
     }
+    int sum[2];
+    unroll<2>([&](auto i) BASIN_LAMBDA {
+      const Words rounded = as_words(add(mul(half[i], set(inverse)), magic));
+      sum[i] = store_low_bytes(rounded, q + b * kBlock + i * kLanes);
+    });
     scale[b] = d;
     scaled_sum[b] = d * static_cast<float>(sum[0] + sum[1]);
     half_sum[2 * b] = sum[0];
     half_sum[2 * b + 1] = sum[1];
-    __builtin_memcpy(q + b * kBlock, values, kBlock);
   }
 }
 

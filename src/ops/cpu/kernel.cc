@@ -16,14 +16,15 @@ void prepare(const float* x, std::int64_t x_stride, const Prepared& to) {
     const float* from = x + t * x_stride;
     std::byte* row = const_cast<std::byte*>(to.data) + t * to.row_bytes;
     if (to.form == Activations::bf16) {
-      for (std::int64_t k = 0; k < to.padded; ++k) {
-        std::uint32_t u = 0;
-        if (k < to.inputs) __builtin_memcpy(&u, from + k, 4);
+      for (std::int64_t k = 0; k < to.inputs; ++k) {
+        std::uint32_t u;
+        __builtin_memcpy(&u, from + k, 4);
         const bool is_nan = (u & 0x7fffffffu) > 0x7f800000u;
         const std::uint32_t rounded = is_nan ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
         const auto half = static_cast<std::uint16_t>(rounded);
         __builtin_memcpy(row + 2 * k, &half, 2);
       }
+      __builtin_memset(row + 2 * to.inputs, 0, static_cast<std::size_t>(2 * (to.padded - to.inputs)));
     } else {
       const std::int64_t blocks = to.padded / kBlock;
       quantise_row(from, to.inputs, to.padded, row, const_cast<float*>(to.scale) + t * blocks,

@@ -39,9 +39,10 @@ struct Panel {
   const std::byte* weight;  // first row of the panel
   std::int64_t row_bytes;
   std::int64_t rows;
-  const float* bias;  // [rows], may be null
-  Prepared x;         // data, scale and the sums point at the panel's first token
-  float* y;           // [tokens, rows], rows y_stride apart
+  const std::byte* after;  // what is read next, where few tokens are multiplied, else null
+  const float* bias;       // [rows], may be null
+  Prepared x;              // data, scale and the sums point at the panel's first token
+  float* y;                // [tokens, rows], rows y_stride apart
   std::int64_t y_stride;
   float* scratch;  // scratch_floats(inputs) floats, 64-byte aligned
 };

@@ -9,13 +9,17 @@ namespace {
 struct RowGroup {
   const std::byte* rows;  // row_bytes apart
   std::int64_t row_bytes;
-  std::int64_t row;    // of the panel
-  std::int64_t count;  // that exist; the others are zeros
+  std::int64_t row;       // of the panel
+  std::int64_t count;     // that exist; the others are zeros
+  const std::byte* next;  // what is read after it
 };
 
 // The group from `row` on. Nothing may be read behind the last row, so the last ones are copied if they are fewer.
 BASIN_INLINE RowGroup group_at(const Panel& panel, std::int64_t row, float* copy) {
-  RowGroup group = {panel.weight + row * panel.row_bytes, panel.row_bytes, row, panel.rows - row};
+  const std::byte* rows = panel.weight + row * panel.row_bytes;
+  RowGroup group = {rows, panel.row_bytes, row, panel.rows - row, panel.after};
+  if (group.count > kGroupRows) group.next = rows + kGroupRows * panel.row_bytes;
+  if (group.next == nullptr) group.next = rows;
   if (group.count >= kGroupRows) {
     group.count = kGroupRows;
   } else {
@@ -28,7 +32,7 @@ BASIN_INLINE RowGroup group_at(const Panel& panel, std::int64_t row, float* copy
   return group;
 }
 
-// Fetches the rows behind a group while it is read, in the order of memory: the hardware sees no stream where
+// Fetches what is read after a group while that is read, in the order of memory: the hardware sees no stream where
 // sixteen rows are read together, a piece of each. A piece is kBytes of each row, and its lines are asked for one by one, in
 // kTimes calls, since a core forgets what exceeds the misses that it can follow.
 template <std::int64_t kBytes, int kTimes>
@@ -36,7 +40,7 @@ struct Ahead {
   const std::byte* from;
 
   Ahead(const RowGroup& group, std::int64_t offset)  // which is how far into each row the piece begins
-      : from(group.rows + kGroupRows * (group.row_bytes + offset)) {}
+      : from(group.next + kGroupRows * offset) {}
 
   template <int kTime>
   BASIN_INLINE void fetch() const {
@@ -46,11 +50,6 @@ struct Ahead {
         [&](auto i) BASIN_LAMBDA { __builtin_prefetch(from + (kFirst + i) * kCacheLine); });
   }
 };
-
-// Whether most rows behind a group belong to the same panel, and so to the same thread.
-BASIN_INLINE bool is_long(const Panel& panel) {
-  return panel.rows > kRowsAtOnce;
-}
 
 // The sums of one token, and the bias, to y.
 BASIN_INLINE void finish_group(const Panel& panel, const RowGroup& group, std::int64_t token,

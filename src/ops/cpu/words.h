@@ -188,6 +188,75 @@ BASIN_INLINE F16 as_floats(const Words& a) {
   return load(x);
 }
 
+BASIN_INLINE Words as_words(const F16& a) {
+#if defined(__AVX512F__)
+  return {_mm512_castps_si512(a.part[0].raw)};
+#elif defined(__AVX2__)
+  return each_register([&](auto i) BASIN_LAMBDA { return _mm256_castps_si256(a.part[i].raw); });
+#else
+  alignas(64) float x[kLanes];
+  store(a, x);
+  return load_words(x);
+#endif
+}
+
+// The larger of each two, unsigned.
+BASIN_INLINE Words larger(const Words& a, const Words& b) {
+#if defined(__AVX512F__)
+  return {_mm512_max_epu32(a.all, b.all)};
+#elif defined(__AVX2__)
+  return each_register([&](auto i) BASIN_LAMBDA { return _mm256_max_epu32(a.part[i], b.part[i]); });
+#else
+  return each_register([&](int i) { return a.element[i] > b.element[i] ? a.element[i] : b.element[i]; });
+#endif
+}
+
+BASIN_INLINE std::uint32_t largest(const Words& a) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256i eight = _mm256_max_epu32(_mm512_castsi512_si256(a.all), _mm512_extracti64x4_epi64(a.all, 1));
+#else
+  const __m256i eight = _mm256_max_epu32(a.part[0], a.part[1]);
+#endif
+  __m128i most = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
+  most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(most));
+#else
+  std::uint32_t most = 0;
+  for (const std::uint32_t word : a.element) most = word > most ? word : most;
+  return most;
+#endif
+}
+
+// The lowest byte of each word to p; gives the sum of these bytes, which are signed.
+BASIN_INLINE int store_low_bytes(const Words& a, std::byte* p) {
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm512_cvtepi32_epi8(a.all);
+#else
+  const __m256i lowest = _mm256_set1_epi32(0xff);
+  const __m256i pairs =
+      _mm256_packus_epi32(_mm256_and_si256(a.part[0], lowest), _mm256_and_si256(a.part[1], lowest));
+  const __m256i in_order = _mm256_permute4x64_epi64(pairs, 0xd8);
+  const __m128i bytes =
+      _mm_packus_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
+#endif
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  const __m128i above = _mm_xor_si128(bytes, _mm_set1_epi8(-128));  // and 128, so that none is negative
+  const __m128i sums = _mm_sad_epu8(above, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 128 * kLanes;
+#else
+  int sum = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    const auto byte = static_cast<std::int8_t>(a.element[i]);
+    p[i] = static_cast<std::byte>(byte);
+    sum += byte;
+  }
+  return sum;
+#endif
+}
+
 // Calls put(Index<c>(), words c of sixteen rows) for the four words from p on; rows are `stride` bytes apart.
 template <typename Put>
 BASIN_INLINE void transpose(const std::byte* p, std::ptrdiff_t stride, const Put& put) {
@@ -233,6 +302,43 @@ BASIN_INLINE void transpose(const std::byte* p, std::ptrdiff_t stride, const Put
   });
 #endif
 }
+
+#if defined(__AVX512F__)
+// The same for sixteen words. Every line is read once: rows a multiple of 4 KB apart compete for the same few places of the nearest
+// cache.
+template <typename Put>
+BASIN_INLINE void transpose_line(const std::byte* p, std::ptrdiff_t stride, const Put& put) {
+  __m512i a[16], b[16];
+  unroll<16>([&](auto i) BASIN_LAMBDA { a[i] = _mm512_loadu_si512(p + i * stride); });
+  unroll<8>([&](auto i) BASIN_LAMBDA {
+    b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+    b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+  });
+  // a[4 q + c]: in 128-bit lane l, pair 4 l + c of rows 4 q .. 4 q + 3.
+  unroll<4>([&](auto q) BASIN_LAMBDA {
+    a[4 * q] = _mm512_unpacklo_epi64(b[4 * q], b[4 * q + 2]);
+    a[4 * q + 1] = _mm512_unpackhi_epi64(b[4 * q], b[4 * q + 2]);
+    a[4 * q + 2] = _mm512_unpacklo_epi64(b[4 * q + 1], b[4 * q + 3]);
+    a[4 * q + 3] = _mm512_unpackhi_epi64(b[4 * q + 1], b[4 * q + 3]);
+  });
+  // b[4 n + c], of rows 8 (n / 2) .. 8 (n / 2) + 7: lanes 0 and 2 of both for even n, 1 and 3 for odd.
+  unroll<4>([&](auto c) BASIN_LAMBDA {
+    b[c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+    b[4 + c] = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+    b[8 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+    b[12 + c] = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+  });
+  unroll<4>([&](auto c) BASIN_LAMBDA { put(c, Words{_mm512_shuffle_i32x4(b[c], b[8 + c], 0x88)}); });
+  unroll<4>([&](auto c) BASIN_LAMBDA {
+    put(Index<4 + c>(), Words{_mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0x88)});
+  });
+  unroll<4>([&](auto c)
+                BASIN_LAMBDA { put(Index<8 + c>(), Words{_mm512_shuffle_i32x4(b[c], b[8 + c], 0xdd)}); });
+  unroll<4>([&](auto c) BASIN_LAMBDA {
+    put(Index<12 + c>(), Words{_mm512_shuffle_i32x4(b[4 + c], b[12 + c], 0xdd)});
+  });
+}
+#endif
 
 // The lower halves of the words, which are half floats.
 BASIN_INLINE F16 halves(const Words& a) {
