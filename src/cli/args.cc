@@ -573,11 +573,17 @@ void add_convert(CLI::App& app, ConvertArgs& args) {
                                             DType::q4_k, DType::q5_k, DType::q6_k, DType::mxfp4};
   std::vector<std::string> words;
   for (const DType type : kTypes) words.emplace_back(name(type));
+  words.emplace_back("same");
   Options options(app);
   options
       .choice(
-          "--type", words, [&](std::size_t i) { args.type = kTypes[i]; },
-          "what matrices become; vectors become f32, and what has its type already is copied bit for bit")
+          "--type", words,
+          [&](std::size_t i) {
+            if (i < kTypes.size()) args.type = kTypes[i];
+          },
+          "what matrices become, or the same that they are; vectors become f32, and what has its type "
+          "already is copied bit for "
+          "bit")
       ->required();
   options.integer(
       "--threads", 1, kMostThreads, [&](std::int64_t n) { args.threads = static_cast<int>(n); },

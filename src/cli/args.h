@@ -52,8 +52,8 @@ struct TokenizeArgs {
 
 struct ConvertArgs {
   std::string in, out;
-  DType type = DType::f32;
-  int threads = 0;  // 0 = one per core
+  std::optional<DType> type;  // nothing: as they are
+  int threads = 0;            // 0 = one per core
   bool json = false;
 };
 

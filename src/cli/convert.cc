@@ -1,4 +1,4 @@
-// basin convert: the same weights as another type, in a file of the same format.
+// basin convert: the same weights as another type or in another format.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -23,20 +23,22 @@ int run(const ConvertArgs& args) {
         throw_if_interrupted();
         progress.update(done, total);
       });
+  const std::string type(args.type ? name(*args.type) : "same");
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (args.json) {
     nlohmann::ordered_json object;
     object["out"] = args.out;
-    object["type"] = name(args.type);
+    object["type"] = type;
     object["tensors"] = report.tensors;
     object["converted"] = report.converted;
     object["bytes"] = report.bytes;
     object["seconds"] = seconds;
     write_json(object);
   } else {
-    write_stdout(fmt::format("{}: {} tensors, {} of them converted to {}{}, {} bytes, {:.1f} s\n",
-                             one_line(args.out), report.tensors, report.converted, name(args.type),
-                             args.type == DType::f32 ? "" : " or f32", report.bytes, seconds));
+    std::string what = fmt::format("{} of them converted to ", report.converted);
+    if (args.type && args.type != DType::f32) what += type + " or ";
+    write_stdout(fmt::format("{}: {} tensors, {}f32, {} bytes, {:.1f} s\n", one_line(args.out),
+                             report.tensors, what, report.bytes, seconds));
   }
   return 0;
 }

@@ -48,6 +48,9 @@ extern const Architecture kGptOss;
 extern const Architecture kLlama;
 extern const Architecture kQwen3;
 
+/// GGUF has no key for the scale of Gemma 3's scores: the largest model, known by its layers, scales by its width over its heads.
+double gemma3_gguf_scale(const ModelConfig& config);
+
 /// By the name that a file's format has for it: `spelling` is &Architecture::name or gguf_name; `where` names the file. Throws
 /// Error(unsupported) that lists the known.
 const Architecture& find_architecture(const std::string& name, const char* Architecture::*spelling,

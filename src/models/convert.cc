@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
@@ -15,6 +16,7 @@
 #include "models/hf_layout.h"
 #include "text/export.h"
 #include "weights/gguf_writer.h"
+#include "weights/quantise.h"
 
 namespace basin::models {
 namespace {
@@ -59,13 +61,31 @@ std::uint32_t file_type(DType dtype) {
   }
 }
 
-void gguf_to_gguf(const fs::path& in, const fs::path& out, DType dtype, Plan& plan) {
+// The type of the most weights.
+DType main_dtype(const std::vector<Translated>& tensors) {
+  std::map<DType, std::int64_t> elements;
+  for (const Translated& translated : tensors) {
+    if (!weights::is_weight_type(translated.tensor.dtype)) continue;
+    std::int64_t count = 1;
+    for (const std::int64_t extent : translated.tensor.shape) count *= extent;
+    elements[translated.tensor.dtype] += count;
+  }
+  DType most = DType::f32;
+  for (const auto& [dtype, count] : elements) {
+    if (count > elements[most]) most = dtype;
+  }
+  return most;
+}
+
+void gguf_to_gguf(const fs::path& in, const fs::path& out, std::optional<DType> dtype, Plan& plan) {
   const weights::GgufFile file = weights::read_gguf(in);
   weights::GgufMetadata metadata;
   for (const weights::GgufEntry& entry : file.entries) metadata.copy(entry);
   metadata.remove("general.alignment");
-  metadata.set("general.file_type", file_type(dtype));
-  if (is_quantised(dtype)) metadata.set("general.quantization_version", std::uint32_t{2});
+  if (dtype) {
+    metadata.set("general.file_type", file_type(*dtype));
+    if (is_quantised(*dtype)) metadata.set("general.quantization_version", std::uint32_t{2});
+  }
   for (const weights::Tensor& tensor : in_order(file.tensors)) plan.add(tensor);
   weights::write_gguf(out, metadata, plan.outputs());
 }
@@ -74,12 +94,12 @@ const char* torch_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::f16 ? "float16" : "bfloat16";
 }
 
-void safetensors_to_safetensors(const Layout& in, const Layout& out, DType dtype, Plan& plan) {
+void safetensors_to_safetensors(const Layout& in, const Layout& out, std::optional<DType> dtype, Plan& plan) {
   Source source = read_source(in);
   std::vector<SideFile> side_files;
   if (source.config) {
     for (const char* key : {"torch_dtype", "dtype"}) {
-      if (source.config->contains(key)) (*source.config)[key] = torch_name(dtype);
+      if (dtype && source.config->contains(key)) (*source.config)[key] = torch_name(*dtype);
     }
     side_files.push_back({"config.json", source.config->dump(2) + "\n"});
   }
@@ -107,7 +127,7 @@ void leave_out_tied_head(std::vector<weights::Tensor>& tensors, const std::strin
   tensors.erase(head);
 }
 
-void safetensors_to_gguf(const Layout& in, const fs::path& out, DType dtype, Plan& plan) {
+void safetensors_to_gguf(const Layout& in, const fs::path& out, std::optional<DType> dtype, Plan& plan) {
   const Source source = read_source(in);
   const std::string where = (in.directory / "config.json").string();
   if (!source.config) throw Error(ErrorCode::not_found, fmt::format("{} does not exist", where));
@@ -118,20 +138,20 @@ void safetensors_to_gguf(const Layout& in, const fs::path& out, DType dtype, Pla
       find_architecture(model_type->get<std::string>(), &Architecture::name, where);
   const ModelConfig config = read_hf_config(*source.config, architecture, where);
   weights::GgufMetadata metadata;
-  add_gguf_config(config, where, metadata);
-  metadata.set("general.file_type", file_type(dtype));
+  std::vector<weights::Tensor> tensors = in_order(source.file.tensors);
+  if (config.tied_embeddings) leave_out_tied_head(tensors, where);
+  const std::vector<Translated> translated = translate(tensors, architecture, config, true, dtype);
+  add_gguf_config(architecture, config, where, metadata);
+  metadata.set("general.file_type", file_type(dtype.value_or(main_dtype(translated))));
   metadata.set("general.quantization_version", std::uint32_t{2});
   std::error_code ignored;
   if (fs::exists(in.directory / "tokenizer.json", ignored))
     text::add_gguf_tokenizer(in.directory, config.vocabulary, metadata);
-  std::vector<weights::Tensor> tensors = in_order(source.file.tensors);
-  if (config.tied_embeddings) leave_out_tied_head(tensors, where);
-  for (const Translated& translated : translate(tensors, architecture, config, true))
-    plan.add(translated, true);
+  for (const Translated& each : translated) plan.add(each);
   weights::write_gguf(out, metadata, plan.outputs());
 }
 
-void gguf_to_safetensors(const fs::path& in, const Layout& out, DType dtype, Plan& plan) {
+void gguf_to_safetensors(const fs::path& in, const Layout& out, std::optional<DType> dtype, Plan& plan) {
   const weights::GgufFile file = weights::read_gguf(in);
   const auto name = file.metadata.find("general.architecture");
   const auto* architecture_name =
@@ -141,8 +161,17 @@ void gguf_to_safetensors(const fs::path& in, const Layout& out, DType dtype, Pla
   const Architecture& architecture =
       find_architecture(*architecture_name, &Architecture::gguf_name, in.string());
   const ModelConfig config = read_gguf_config(file, architecture, in.string());
+  const std::vector<Translated> translated =
+      translate(in_order(file.tensors), architecture, config, false, dtype);
   nlohmann::ordered_json json = hugging_face_config(config, in.string());
-  json["torch_dtype"] = torch_name(dtype);
+  json["torch_dtype"] = torch_name(dtype.value_or(main_dtype(translated)));
+  if (std::ranges::any_of(translated,
+                          [](const Translated& each) { return each.tensor.name.ends_with("_blocks"); })) {
+    json["quantization_config"] = {
+        {"quant_method", "mxfp4"},
+        {"modules_to_not_convert",
+         {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}};
+  }
   std::vector<SideFile> side_files = {{"config.json", json.dump(2) + "\n"}};
   if (file.metadata.contains("tokenizer.ggml.model")) {
     try {
@@ -154,14 +183,13 @@ void gguf_to_safetensors(const fs::path& in, const Layout& out, DType dtype, Pla
       throw error.in(in.string());
     }
   }
-  for (const Translated& translated : translate(in_order(file.tensors), architecture, config, false))
-    plan.add(translated, false);
+  for (const Translated& each : translated) plan.add(each);
   write_layout(out, side_files, plan.outputs(), {});
 }
 
 }  // namespace
 
-ConvertReport convert(const fs::path& in, const fs::path& out, DType dtype, ThreadPool& pool,
+ConvertReport convert(const fs::path& in, const fs::path& out, std::optional<DType> dtype, ThreadPool& pool,
                       const OnConverted& on_converted) {
   const bool from_gguf = in.extension() == ".gguf", to_gguf = out.extension() == ".gguf";
   weights::require_exists(in);
@@ -169,11 +197,11 @@ ConvertReport convert(const fs::path& in, const fs::path& out, DType dtype, Thre
   if (fs::equivalent(in, out, ignored))
     throw Error(ErrorCode::invalid_argument, fmt::format("{} is the model itself", out.string()),
                 "name another file");
-  if (!to_gguf && is_quantised(dtype)) {
-    throw Error(ErrorCode::unsupported, fmt::format("safetensors has no dtype for {}", name(dtype)),
+  if (!to_gguf && dtype && is_quantised(*dtype)) {
+    throw Error(ErrorCode::unsupported, fmt::format("safetensors has no dtype for {}", name(*dtype)),
                 "write to a file that ends in .gguf, or as f32, f16 or bf16");
   }
-  Plan plan(dtype, pool, on_converted);
+  Plan plan(dtype, to_gguf, pool, on_converted);
   if (from_gguf && to_gguf) {
     gguf_to_gguf(in, out, dtype, plan);
   } else if (from_gguf) {

@@ -1,6 +1,7 @@
 // What a conversion makes of every tensor.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "models/convert.h"
@@ -13,25 +14,29 @@ namespace basin::models {
 /// Plans every tensor, and counts what is written of it. The pool, and the tensors' mappings, must outlive the writing.
 class Plan {
  public:
-  Plan(DType dtype, ThreadPool& pool, const OnConverted& on_converted)
-      : dtype_(dtype), pool_(pool), on_converted_(on_converted) {}
+  /// Matrices become `dtype`, or keep theirs.
+  Plan(std::optional<DType> dtype, bool to_gguf, ThreadPool& pool, const OnConverted& on_converted)
+      : dtype_(dtype), to_gguf_(to_gguf), pool_(pool), on_converted_(on_converted) {}
 
   void add(const weights::Tensor& tensor) {
     add(tensor, [this](const weights::Tensor& t, DType to) { return converted(t, to, pool_); });
   }
 
-  /// A tensor whose rows get the other format's order when its turn comes.
-  void add(const Translated& translated, bool to_gguf) {
-    if (translated.heads == 0) return add(translated.tensor);
-    add(translated.tensor, [this, translated, to_gguf](const weights::Tensor& tensor, DType to) {
-      weights::Output output = converted(tensor, to, pool_);
-      output.produce = [this, translated, to_gguf, to](const weights::WriteBytes& write) {
-        const std::vector<std::byte> rows = reordered(translated.tensor, translated.heads, to_gguf);
-        weights::Tensor in_order = translated.tensor;
-        in_order.data = rows.data();
-        converted(in_order, to, pool_).produce(write);
-      };
-      return output;
+  /// Parts are made when their turn comes.
+  void add(const Translated& translated) {
+    if (!translated.part) return add(translated.tensor);
+    add(translated.tensor, [this, translated](const weights::Tensor& whole, DType to) {
+      return weights::Output{whole.name, to, whole.shape,
+                             [this, translated, to](const weights::WriteBytes& write) {
+                               weights::Tensor part = translated.tensor;
+                               if (!part.shape.empty()) part.shape[0] /= translated.parts;
+                               for (std::int64_t i = 0; i < translated.parts; ++i) {
+                                 const std::vector<std::byte> bytes = translated.part(i);
+                                 part.data = bytes.data();
+                                 part.bytes = bytes.size();
+                                 converted(part, to, pool_).produce(write);
+                               }
+                             }};
     });
   }
 
@@ -43,7 +48,7 @@ class Plan {
 
   template <typename MakeOutput>
   void add(const weights::Tensor& tensor, const MakeOutput& make_output) {
-    const DType to = converted_dtype(tensor, dtype_);
+    const DType to = converted_dtype(tensor, dtype_, to_gguf_);
     weights::Output output = make_output(tensor, to);
     ++report_.tensors;
     report_.converted += to != tensor.dtype;
@@ -58,7 +63,8 @@ class Plan {
     outputs_.push_back(std::move(output));
   }
 
-  DType dtype_;
+  std::optional<DType> dtype_;
+  bool to_gguf_;
   ThreadPool& pool_;
   const OnConverted& on_converted_;
   std::vector<weights::Output> outputs_;

@@ -41,21 +41,30 @@ Bad convert_rows(const ops::WeightMatrix& from, DType dtype, std::int64_t first,
 
 }  // namespace
 
-DType converted_dtype(const weights::Tensor& tensor, DType wanted) {
+DType converted_dtype(const weights::Tensor& tensor, std::optional<DType> wanted, bool to_gguf) {
   if (!weights::is_weight_type(tensor.dtype)) return tensor.dtype;
-  if (tensor.shape.size() < 2) return DType::f32;
-  if (is_quantised(wanted) && is_router(tensor.name))
+  // Those of experts lie together in a matrix.
+  const bool is_vector = tensor.shape.size() < 2 || tensor.name.ends_with("bias");
+  if (is_vector && (wanted || to_gguf)) return DType::f32;
+  if (!wanted) {
+    if (to_gguf || !is_quantised(tensor.dtype)) return tensor.dtype;
+    throw Error(ErrorCode::unsupported,
+                fmt::format("tensor '{}': safetensors has no dtype for {}", weights::printable(tensor.name),
+                            name(tensor.dtype)),
+                "give --type bf16, f16 or f32");
+  }
+  if (is_quantised(*wanted) && is_router(tensor.name))
     return is_quantised(tensor.dtype) ? DType::f32 : tensor.dtype;
-  if (tensor.shape.back() % block_elements(wanted) != 0) {
+  if (tensor.shape.back() % block_elements(*wanted) != 0) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("tensor '{}' has rows of {} elements; {} needs a multiple of {}",
-                            weights::printable(tensor.name), tensor.shape.back(), name(wanted),
-                            block_elements(wanted)),
-                block_elements(wanted) > 32
+                            weights::printable(tensor.name), tensor.shape.back(), name(*wanted),
+                            block_elements(*wanted)),
+                block_elements(*wanted) > 32
                     ? "types with blocks of 32 are q8_0, q4_0, q4_1, q5_0, q5_1 and mxfp4"
                     : "f32, f16 and bf16 take any width");
   }
-  return wanted;
+  return *wanted;
 }
 
 weights::Output converted(const weights::Tensor& tensor, DType dtype, ThreadPool& pool) {

@@ -2,47 +2,12 @@
 // one matrix whose outputs alternate, either transposed or as MXFP4 in two tensors. The last two are laid out anew.
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "basin/base/error.h"
 #include "models/bind.h"
+#include "models/expert_layout.h"
 
 namespace basin::models {
 namespace {
-
-// One expert's matrix as a file has it: copies the weights of one output to a row that products can use.
-struct TransposedSource {
-  const std::byte* data;  // [inputs, outputs] of one expert
-  std::int64_t inputs, outputs, element_bytes;
-
-  void copy_row(std::int64_t output, std::byte* to) const {
-    const auto size = static_cast<std::size_t>(element_bytes);
-    for (std::int64_t i = 0; i < inputs; ++i)
-      std::memcpy(to + i * element_bytes, data + (i * outputs + output) * element_bytes, size);
-  }
-};
-
-// Blocks of 32: a byte holds elements 2 i and 2 i + 1 there, and i and i + 16 in a block of ours, behind its scale.
-struct Mxfp4Source {
-  const std::byte* blocks;  // [outputs, inputs / 32, 16] of one expert
-  const std::byte* scales;  // [outputs, inputs / 32]
-  std::int64_t inputs;
-
-  void copy_row(std::int64_t output, std::byte* to) const {
-    const std::int64_t count = inputs / 32;
-    for (std::int64_t b = output * count; b < (output + 1) * count; ++b, to += 17) {
-      const std::byte* from = blocks + b * 16;
-      to[0] = scales[b];
-      for (int i = 0; i < 16; ++i) {
-        // Elements i and i + 16 lie in bytes i / 2 and i / 2 + 8, in the low half when even.
-        const int shift = i % 2 == 0 ? 0 : 4;
-        const std::byte low = (from[i / 2] >> shift) & std::byte{15};
-        const std::byte high = (from[i / 2 + 8] >> shift) & std::byte{15};
-        to[1 + i] = low | (high << 4);
-      }
-    }
-  }
-};
 
 // Rows of new memory for the matrices of all experts, handed out one after another.
 class Rows {

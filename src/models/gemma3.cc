@@ -52,16 +52,20 @@ void read_json(const JsonReader& in, ModelConfig& c) {
 
 void read_gguf(GgufReader& in, ModelConfig& c) {
   scale_embeddings(c);
-  // The format has no key for it: the largest model has 62 layers and scales by its width over its heads.
-  constexpr std::size_t kLargest = 62;
-  if (c.layers.size() == kLargest)
-    c.attention_scale = 1.0 / std::sqrt(static_cast<double>(c.hidden) / static_cast<double>(c.h_q));
+  c.attention_scale = gemma3_gguf_scale(c);
   c.attention_softcap = in.number_or("attn_logit_softcapping", 0);
   c.logit_softcap = in.number_or("final_logit_softcapping", 0);
   c.local_rope = plain_rope(c.d_head, in.number_or("rope.freq_base_swa", kLocalTheta));
 }
 
 }  // namespace
+
+double gemma3_gguf_scale(const ModelConfig& config) {
+  constexpr std::size_t kLargest = 62;
+  const double width =
+      static_cast<double>(config.layers.size() == kLargest ? config.hidden / config.h_q : config.d_head);
+  return 1.0 / std::sqrt(width);
+}
 
 const Architecture kGemma3{
     .name = "gemma3_text",

@@ -8,6 +8,8 @@
 #include "basin/base/error.h"
 #include "text/chat_template.h"
 #include "text/families.h"
+#include "text/merges_of_scores.h"
+#include "text/state.h"
 #include "text/tokenizer.h"
 #include "weights/json_file.h"
 #include "weights/printable.h"
@@ -22,7 +24,14 @@ constexpr std::uint64_t kMaxTokenizerBytes = 256u << 20;
 const std::string kPrefix = "tokenizer.ggml.";
 
 // ggml's kinds of tokens.
-enum TokenType : std::int32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5 };
+enum TokenType : std::int32_t {
+  normal = 1,
+  unknown = 2,
+  control = 3,
+  user_defined = 4,
+  unused = 5,
+  byte = 6
+};
 
 // The steps of a family's pre-tokeniser, as tokenizer.json spells them.
 ordered_json steps_of(const Family& family) {
@@ -123,9 +132,105 @@ Tokens tokens_of(const json& tokenizer, std::int64_t vocabulary, const std::stri
   return tokens;
 }
 
-ordered_json added_token(std::int64_t id, const std::string& content, bool special) {
-  return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
-          {"rstrip", false}, {"normalized", false}, {"special", special}};
+ordered_json added_token(std::int64_t id, const std::string& content, bool special, bool normalized) {
+  return {{"id", id},        {"content", content},       {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", normalized}, {"special", special}};
+}
+
+// Pairs, since a token may hold spaces.
+ordered_json in_pairs(const MergeList& merges) {
+  ordered_json list = ordered_json::array();
+  for (const auto& [left, right] : merges) list.push_back(ordered_json::array({left, right}));
+  return list;
+}
+
+const ordered_json kSpaces = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kMetaspace}};
+
+// The tokenizer of a GGUF file as tokenizer.json spells its parts: normalizer, pre_tokenizer, decoder, and the model's options and
+// merges.
+ordered_json byte_level_parts(const weights::GgufFile& file) {
+  const Family& family = find_family(std::get<std::string>(file.metadata.at(kPrefix + "pre")));
+  ordered_json parts;
+  parts["normalizer"] = family.nfc ? ordered_json({{"type", "NFC"}}) : ordered_json();
+  parts["pre_tokenizer"] = in_sequence(steps_of(family), "pretokenizers");
+  parts["decoder"] = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  parts["unk_token"] = nullptr;
+  parts["ignore_merges"] = family.ignore_merges;
+  parts["merges"] = std::get<std::vector<std::string>>(file.metadata.at(kPrefix + "merges"));
+  return parts;
+}
+
+bool flag_of(const weights::GgufFile& file, const std::string& key, bool absent) {
+  const auto found = file.metadata.find(kPrefix + key);
+  return found == file.metadata.end() ? absent : std::get<bool>(found->second);
+}
+
+ordered_json sentence_piece_parts(const weights::GgufFile& file, const std::vector<std::string>& spellings,
+                                  const std::vector<std::int64_t>& types) {
+  const bool prefix = flag_of(file, "add_space_prefix", true);
+  ordered_json parts;
+  const ordered_json prepend = {{"type", "Prepend"}, {"prepend", kMetaspace}};
+  parts["normalizer"] = prefix ? in_sequence({prepend, kSpaces}, "normalizers") : kSpaces;
+  parts["pre_tokenizer"] = nullptr;
+  ordered_json steps = {{{"type", "Replace"}, {"pattern", {{"String", kMetaspace}}}, {"content", " "}},
+                        {{"type", "ByteFallback"}},
+                        {{"type", "Fuse"}}};
+  if (prefix) steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  parts["decoder"] = in_sequence(steps, "decoders");
+  const auto unknown = file.metadata.find(kPrefix + "unknown_token_id");
+  std::size_t unknown_id = 0;
+  if (unknown != file.metadata.end()) {
+    const auto* id = std::get_if<std::uint64_t>(&unknown->second);
+    unknown_id = id != nullptr ? *id : static_cast<std::size_t>(std::get<std::int64_t>(unknown->second));
+  }
+  parts["unk_token"] = spellings.at(unknown_id);
+  parts["ignore_merges"] = false;
+  std::vector<float> scores;
+  for (const double score : std::get<std::vector<double>>(file.metadata.at(kPrefix + "scores")))
+    scores.push_back(static_cast<float>(score));
+  std::vector<bool> take_part;
+  for (const std::int64_t type : types) take_part.push_back(type == normal || type == user_defined);
+  parts["merges"] = in_pairs(merges_of_scores(spellings, scores, take_part));
+  return parts;
+}
+
+std::pair<std::string, std::string> parts_of_merge(const json& merge) {
+  if (merge.is_array()) return {merge.at(0).get<std::string>(), merge.at(1).get<std::string>()};
+  const auto text = merge.get<std::string>();
+  const std::size_t space = text.find(' ', 1);
+  return {text.substr(0, space), text.substr(space + 1)};
+}
+
+void add_sentence_piece(const json& tokenizer, Tokens tokens, const std::string& where,
+                        weights::GgufMetadata& metadata) {
+  const json normalizer = flat(tokenizer.value("normalizer", json()), "normalizers");
+  const json spaces = kSpaces, prepend = {{"type", "Prepend"}, {"prepend", kMetaspace}};
+  const bool prefix = normalizer == json::array({prepend, spaces});
+  if (!prefix && normalizer != json::array({spaces})) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{}: GGUF has no word for the normaliser {}", where, normalizer.dump().substr(0, 200)),
+        "known is U+2581 for each space, with another in front or without");
+  }
+  const json& model = tokenizer.at("model");
+  for (std::size_t byte_value = 0; byte_value < 256; ++byte_value) {
+    const auto found = model.at("vocab").find(byte_token_name(static_cast<std::uint8_t>(byte_value)));
+    if (found != model.at("vocab").end()) tokens.type[found->get<std::size_t>()] = byte;
+  }
+  if (const json unknown_token = model.value("unk_token", json()); unknown_token.is_string()) {
+    const auto id = model.at("vocab").at(unknown_token.get<std::string>()).get<std::uint32_t>();
+    tokens.type[id] = unknown;
+    metadata.set(kPrefix + "unknown_token_id", id);
+  }
+  MergeList merges;
+  for (const json& merge : model.at("merges")) merges.push_back(parts_of_merge(merge));
+  metadata.set(kPrefix + "model", "llama");
+  metadata.set(kPrefix + "pre", "default");
+  metadata.set(kPrefix + "tokens", tokens.spelling);
+  metadata.set(kPrefix + "scores", scores_of_merges(tokens.spelling, merges));
+  metadata.set(kPrefix + "token_type", tokens.type);
+  metadata.set(kPrefix + "add_space_prefix", prefix);
 }
 
 // A BOS in front of every text.
@@ -151,25 +256,28 @@ std::vector<std::int32_t> stops_of(const Tokenizer& tokenizer) {
 
 TokenizerFiles hugging_face_files(const weights::GgufFile& file) {
   const Tokenizer tokenizer = Tokenizer::from_gguf(file);  // checks all that is used below
-  const auto& model = std::get<std::string>(file.metadata.at(kPrefix + "model"));
-  if (model != "gpt2") {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("a tokenizer of the model '{}' cannot be written as tokenizer.json", model),
-                "byte-level BPE ('gpt2') can; to a .gguf file every tokenizer is copied");
-  }
+  const bool byte_level = std::get<std::string>(file.metadata.at(kPrefix + "model")) == "gpt2";
   const auto& spellings = std::get<std::vector<std::string>>(file.metadata.at(kPrefix + "tokens"));
-  const auto& merges = std::get<std::vector<std::string>>(file.metadata.at(kPrefix + "merges"));
-  const auto types = file.metadata.find(kPrefix + "token_type");
-  const Family& family = find_family(std::get<std::string>(file.metadata.at(kPrefix + "pre")));
+  const auto given = file.metadata.find(kPrefix + "token_type");
+  const std::vector<std::int64_t> types = given == file.metadata.end()
+                                              ? std::vector<std::int64_t>(spellings.size(), normal)
+                                              : std::get<std::vector<std::int64_t>>(given->second);
+  const ordered_json parts =
+      byte_level ? byte_level_parts(file) : sentence_piece_parts(file, spellings, types);
+  // SentencePiece looks for the user's symbols in the text with U+2581; with a prefix they could not be told from it.
+  const bool normalized = !byte_level && !flag_of(file, "add_space_prefix", true);
 
-  ordered_json vocabulary = ordered_json::object(), added = ordered_json::array();
+  ordered_json::object_t vocabulary;
+  ordered_json added = ordered_json::array();
+  vocabulary.reserve(spellings.size());
   for (std::size_t id = 0; id < spellings.size(); ++id) {
-    vocabulary.emplace(spellings[id], id);
-    const std::int64_t type = types == file.metadata.end()
-                                  ? std::int64_t{normal}
-                                  : std::get<std::vector<std::int64_t>>(types->second)[id];
-    if (type == control || type == unknown || type == user_defined)
-      added.push_back(added_token(static_cast<std::int64_t>(id), spellings[id], type != user_defined));
+    vocabulary.emplace_back(spellings[id], id);  // emplace() would look through all before it
+    const std::int64_t type = types[id];
+    if (type == control || type == unknown || type == user_defined) {
+      const bool special = type != user_defined;
+      added.push_back(
+          added_token(static_cast<std::int64_t>(id), spellings[id], special, normalized && !special));
+    }
   }
   const std::vector<std::int32_t> stops = stops_of(tokenizer);
   const auto spelling = [&](std::int32_t id) { return spellings[static_cast<std::size_t>(id)]; };
@@ -179,23 +287,22 @@ TokenizerFiles hugging_face_files(const weights::GgufFile& file) {
   definition["truncation"] = nullptr;
   definition["padding"] = nullptr;
   definition["added_tokens"] = added;
-  definition["normalizer"] = family.nfc ? ordered_json({{"type", "NFC"}}) : ordered_json();
-  definition["pre_tokenizer"] = in_sequence(steps_of(family), "pretokenizers");
+  definition["normalizer"] = parts["normalizer"];
+  definition["pre_tokenizer"] = parts["pre_tokenizer"];
   definition["post_processor"] = tokenizer.adds_bos() && tokenizer.bos()
                                      ? template_with(spelling(*tokenizer.bos()), *tokenizer.bos())
                                      : ordered_json();
-  definition["decoder"] = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  definition["decoder"] = parts["decoder"];
   definition["model"] = {{"type", "BPE"},
                          {"dropout", nullptr},
-                         {"unk_token", nullptr},
+                         {"unk_token", parts["unk_token"]},
                          {"continuing_subword_prefix", nullptr},
                          {"end_of_word_suffix", nullptr},
-                         {"fuse_unk", false},
-                         {"byte_fallback", false},
-                         {"ignore_merges", family.ignore_merges},
-                         {"vocab", std::move(vocabulary)},
-                         {"merges", merges}};
+                         {"fuse_unk", !byte_level},
+                         {"byte_fallback", !byte_level},
+                         {"ignore_merges", parts["ignore_merges"]}};
+  definition["model"]["vocab"] = std::move(vocabulary);
+  definition["model"]["merges"] = parts["merges"];
 
   ordered_json config, generation;
   config["tokenizer_class"] = "PreTrainedTokenizerFast";
@@ -226,21 +333,20 @@ void add_gguf_tokenizer(const std::filesystem::path& directory, std::int64_t voc
   const std::string where = (directory / "tokenizer.json").string();
   const json tokenizer = weights::read_json_object(directory / "tokenizer.json", kMaxTokenizerBytes);
   try {
-    if (tokenizer.at("model").value("type", "BPE") != "BPE" ||
-        tokenizer.at("model").value("byte_fallback", false)) {
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("{}: only byte-level BPE can be written to GGUF", where),
-                  "a GGUF file of the model has its tokenizer already; convert that");
+    const json& model = tokenizer.at("model");
+    if (model.value("byte_fallback", false)) {
+      add_sentence_piece(tokenizer, tokens_of(tokenizer, vocabulary, where), where, metadata);
+    } else {
+      const std::string family = family_of(tokenizer, where);
+      const Tokens tokens = tokens_of(tokenizer, vocabulary, where);
+      std::vector<std::string> merges;
+      for (const json& merge : model.at("merges")) merges.push_back(merge_text(merge));
+      metadata.set(kPrefix + "model", "gpt2");
+      metadata.set(kPrefix + "pre", family);
+      metadata.set(kPrefix + "tokens", tokens.spelling);
+      metadata.set(kPrefix + "token_type", tokens.type);
+      metadata.set(kPrefix + "merges", merges);
     }
-    const std::string family = family_of(tokenizer, where);
-    const Tokens tokens = tokens_of(tokenizer, vocabulary, where);
-    std::vector<std::string> merges;
-    for (const json& merge : tokenizer.at("model").at("merges")) merges.push_back(merge_text(merge));
-    metadata.set(kPrefix + "model", "gpt2");
-    metadata.set(kPrefix + "pre", family);
-    metadata.set(kPrefix + "tokens", tokens.spelling);
-    metadata.set(kPrefix + "token_type", tokens.type);
-    metadata.set(kPrefix + "merges", merges);
   } catch (const json::exception& error) {
     throw Error(ErrorCode::corrupt, fmt::format("{}: {}", where, std::string(error.what()).substr(0, 200)));
   }

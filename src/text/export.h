@@ -1,4 +1,4 @@
-// A byte-level BPE tokenizer in the files of the other format.
+// A BPE tokenizer, byte-level or SentencePiece's, in the files of the other format.
 #pragma once
 
 #include <cstdint>

@@ -110,6 +110,12 @@ void GgufMetadata::set(const std::string& key, const std::vector<std::int32_t>& 
   put(key, std::move(bytes));
 }
 
+void GgufMetadata::set(const std::string& key, const std::vector<float>& values) {
+  std::string bytes = array_head(kF32, values.size());
+  for (const float value : values) append(bytes, value);
+  put(key, std::move(bytes));
+}
+
 void write_gguf(const std::filesystem::path& path, const GgufMetadata& metadata,
                 const std::vector<Output>& tensors) {
   std::string header;

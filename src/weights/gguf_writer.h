@@ -21,6 +21,7 @@ class GgufMetadata {
   void set(const std::string& key, const char* text) { set(key, std::string_view(text)); }
   void set(const std::string& key, const std::vector<std::string>& texts);
   void set(const std::string& key, const std::vector<std::int32_t>& values);
+  void set(const std::string& key, const std::vector<float>& values);
   void remove(const std::string& key);
 
   struct Entry {

@@ -298,7 +298,141 @@ class ConvertSafetensors(CliTest):
                 for model in (there, back):
                     self.assertEqual(self.json("tokenize", model, "--text", text), tokens)
 
+    def raw_tensors(self, path):
+        """{name: (dtype, shape, bytes)}, bf16 included."""
+        with open(path, "rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+            data = file.read()
+        return {name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+                for name, entry in header.items() if name != "__metadata__"}
+
+    def as_f32(self, model, name):
+        self.ok("convert", model, self.path(name), "--type", "f32")
+        return safetensors.numpy.load_file(self.path(f"{name}/model.safetensors"))
+
+    def test_gpt_oss_between_the_formats_and_back(self):
+        """Experts that are stored transposed and alternate, biases, sinks, windows and YaRN."""
+        source = copy_model(self.path("oss"), "gpt_oss_tiny")
+        write_tokenizer(source)
+        there, back = self.path("oss.gguf"), self.path("oss_back")
+        self.ok("convert", source, there, "--type", "same")
+        self.ok("convert", there, back, "--type", "same")
+        first, again = self.as_f32(source, "oss_first"), self.as_f32(back, "oss_again")
+        self.assertEqual(sorted(first), sorted(again))
+        for name, value in first.items():
+            np.testing.assert_array_equal(value, again[name], name)
+        expected = self.logits(source)
+        self.assertEqual(self.logits(there), expected)
+        self.assertEqual(self.logits(back), expected)
+        self.assertEqual(self.raw_tensors(os.path.join(back, "model.safetensors"))["lm_head.weight"],
+                         self.raw_tensors(os.path.join(source, "model.safetensors"))["lm_head.weight"])
+        reader = gguf.GGUFReader(there)
+        for key, value in (("general.architecture", "gpt-oss"), ("gpt-oss.expert_count", 4), ("gpt-oss.expert_used_count", 2),
+                           ("gpt-oss.expert_feed_forward_length", 64), ("gpt-oss.attention.sliding_window", 16),
+                           ("gpt-oss.rope.scaling.type", "yarn"), ("gpt-oss.rope.scaling.original_context_length", 64)):
+            self.assertEqual(reader.fields[key].contents(), value, key)
+        self.assertNotIn("gpt-oss.attention.sliding_window_pattern", reader.fields)
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.assertEqual(tensors["blk.0.ffn_gate_exps.bias"].tensor_type, ggml_type("f32"))
+        self.assertEqual(tensors["blk.0.attn_sinks.weight"].tensor_type, ggml_type("f32"))
+        # What the package reads of an expert is what the checkpoint has, transposed and every second column.
+        wide = first["model.layers.1.mlp.experts.gate_up_proj"]
+        for name, start in (("gate", 0), ("up", 1)):
+            stored = np.asarray(tensors[f"blk.1.ffn_{name}_exps.weight"].data)
+            got = gguf.dequantize(stored, ggml_type("bf16")).reshape(4, 64, 64)
+            np.testing.assert_array_equal(got, wide[:, :, start::2].transpose(0, 2, 1), name)
+            bias = np.asarray(tensors[f"blk.1.ffn_{name}_exps.bias"].data).reshape(4, 64)
+            np.testing.assert_array_equal(bias, first["model.layers.1.mlp.experts.gate_up_proj_bias"][:, start::2])
+
+    def test_mxfp4_experts_stay_bit_for_bit(self):
+        source = copy_model(self.path("mx"), "gpt_oss_mxfp4_tiny")
+        there, back = self.path("mx.gguf"), self.path("mx_back")
+        self.ok("convert", source, there, "--type", "same")
+        self.ok("convert", there, back, "--type", "same")
+        first = self.raw_tensors(os.path.join(source, "model.safetensors"))
+        again = self.raw_tensors(os.path.join(back, "model.safetensors"))
+        self.assertEqual(sorted(first), sorted(again))
+        blocks = [name for name in first if name.endswith(("_blocks", "_scales"))]
+        self.assertEqual(len(blocks), 4 * 4)
+        for name in blocks:
+            self.assertEqual(first[name], again[name], name)
+        with open(os.path.join(back, "config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["quantization_config"]["quant_method"], "mxfp4")
+        expected = self.logits(source)
+        self.assertEqual(self.logits(there), expected)
+        self.assertEqual(self.logits(back), expected)
+        # As the package dequantises them, which is what the checkpoint's blocks mean.
+        values = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0.0, -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+        _, shape, data = first["model.layers.2.mlp.experts.down_proj_blocks"]
+        elements = np.frombuffer(data, np.uint8).reshape(*shape[:3], 16)
+        elements = np.stack([elements & 15, elements >> 4], -1).reshape(*shape[:3], 32)
+        scales = np.frombuffer(first["model.layers.2.mlp.experts.down_proj_scales"][2], np.uint8).reshape(*shape[:3], 1)
+        plain = np.ldexp(values[elements], scales.astype(np.int32) - 127).reshape(shape[0], shape[1], -1)
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(there).tensors}
+        stored = tensors["blk.2.ffn_down_exps.weight"]
+        self.assertEqual(stored.tensor_type, ggml_type("mxfp4"))
+        np.testing.assert_array_equal(gguf.dequantize(np.asarray(stored.data), ggml_type("mxfp4")).reshape(plain.shape), plain)
+        # Every value of MXFP4 has a bf16, in the other layout.
+        wide = self.path("mx_bf16")
+        self.ok("convert", there, wide, "--type", "bf16")
+        with open(os.path.join(wide, "config.json"), encoding="utf-8") as file:
+            self.assertNotIn("quantization_config", json.load(file))
+        down = self.as_f32(wide, "mx_f32")["model.layers.2.mlp.experts.down_proj"]
+        np.testing.assert_array_equal(down.transpose(0, 2, 1), plain)
+        self.assertLess(max_difference(self.logits(wide), expected), 1e-4)
+
+    def test_gemma_between_the_formats_and_back(self):
+        source = copy_model(self.path("gemma"), "gemma3_tiny")
+        there, back = self.path("gemma.gguf"), self.path("gemma_back")
+        self.ok("convert", source, there, "--type", "bf16")
+        self.ok("convert", there, back, "--type", "bf16")
+        first, again = self.as_f32(source, "gemma_first"), self.as_f32(back, "gemma_again")
+        first.pop("lm_head.weight", None)
+        self.assertEqual(sorted(first), sorted(again))
+        tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(there).tensors}
+        norm = first["model.layers.0.pre_feedforward_layernorm.weight"]
+        np.testing.assert_array_equal(np.asarray(tensors["blk.0.ffn_norm.weight"].data), norm + np.float32(1))
+        for name, value in first.items():
+            if "norm" in name:
+                # One added and taken away again: what lies below its last bit is gone.
+                np.testing.assert_array_equal((value + np.float32(1)) - np.float32(1), again[name], name)
+            else:
+                np.testing.assert_array_equal(value, again[name], name)
+        expected = self.logits(source)
+        self.assertEqual(self.logits(there), expected)
+        self.assertEqual(self.logits(back), expected)
+        with open(os.path.join(back, "config.json"), encoding="utf-8") as file:
+            config = json.load(file)
+        with open(os.path.join(source, "config.json"), encoding="utf-8") as file:
+            given = json.load(file)
+        for key in ("layer_types", "sliding_window", "query_pre_attn_scalar", "hidden_activation", "tie_word_embeddings"):
+            self.assertEqual(config[key], given[key], key)
+        self.assertIs(type(config["query_pre_attn_scalar"]), int)
+        fields = gguf.GGUFReader(there).fields
+        for key, value in (("general.architecture", "gemma3"), ("gemma3.attention.sliding_window", 16),
+                           ("gemma3.rope.freq_base", 1e6), ("gemma3.rope.freq_base_swa", 1e4)):
+            self.assertEqual(fields[key].contents(), value, key)
+
+    def test_same_keeps_types(self):
+        self.ok("convert", self.model, self.path("kept.gguf"), "--type", "q8_0")
+        self.ok("convert", self.path("kept.gguf"), self.path("kept_again.gguf"), "--type", "same")
+        self.assertEqual(self.logits(self.path("kept_again.gguf")), self.logits(self.path("kept.gguf")))
+        self.assertEqual(gguf.GGUFReader(self.path("kept_again.gguf")).fields["general.file_type"].contents(), 7)
+        self.refused(1, "safetensors has no dtype for q8_0", "convert", self.path("kept.gguf"), self.path("kept"), "--type", "same",
+                     hint="bf16")
+
+    def test_what_a_format_cannot_say_is_refused(self):
+        for name, change, what in (("gemma3_tiny", {"query_pre_attn_scalar": 99}, "scale of scores"),
+                                   ("gpt_oss_tiny", {"swiglu_limit": 5.0}, "swiglu_limit"),
+                                   ("gpt_oss_tiny", {"layer_types": ["full_attention", "sliding_attention"] * 2}, "regular order")):
+            with self.subTest(what=what):
+                odd = copy_model(self.path(what.replace(" ", "_")), name, **change)
+                self.refused(1, what, "convert", odd, self.path("odd_config.gguf"), "--type", "bf16")
+                self.assertFalse(os.path.exists(self.path("odd_config.gguf")))
+
     def test_what_does_not_translate_is_refused_by_name(self):
+        sparse = copy_model(self.path("sparse"), "deepseekv32_tiny")
+        self.refused(1, "'deepseek_v32' cannot be translated", "convert", sparse, self.path("sparse.gguf"), "--type", "f32", hint="gpt_oss")
         scaled = copy_model(self.path("scaled"), "llama3_rope_tiny")
         self.refused(1, "llama3", "convert", scaled, self.path("scaled.gguf"), "--type", "f32")
         odd = copy_model(self.path("odd"))
