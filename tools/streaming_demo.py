@@ -36,8 +36,8 @@ def run_json(command):
 
 def full_points(run):
     """{position: mean NLL} of the curve points that stand for 512 tokens of their own. The last one may overlap."""
-    unscored = run["tokens"] - run["scored_tokens"]  # 1 when no BOS stands before the first token
-    return {seen: nll for seen, nll in run["curve"] if (seen - unscored) % CURVE_STEP == 0}
+    # One token that is seen is never scored: the BOS, which counts as seen, or else the first.
+    return {seen: nll for seen, nll in run["curve"] if (seen - 1) % CURVE_STEP == 0}
 
 
 def perplexities(runs, last):

@@ -14,14 +14,15 @@ demo = load("streaming_demo")
 plot = load("plot_streaming")
 
 
-def curve(last, nll, unscored=0):
-    return [[seen, nll] for seen in range(512 + unscored, last + 1, 512)]
+def curve(seen_tokens, nll):
+    """As `basin perplexity` writes it: the first token that is seen is not scored, be it BOS or the text's."""
+    return [[seen, nll] for seen in range(513, seen_tokens + 1, 512)]
 
 
-def runs(window, sinks, dense, last=12_288, unscored=0):
+def runs(window, sinks, dense, last=12_288, bos=False):
     def run(name, perplexity, tokens):
-        return {"name": name, "tokens": tokens, "scored_tokens": tokens - unscored,
-                "curve": curve(tokens, math.log(perplexity), unscored)}
+        return {"name": name, "tokens": tokens, "scored_tokens": tokens if bos else tokens - 1,
+                "curve": curve(tokens + bos, math.log(perplexity))}
     return [run("window", window, last), run("sinks", sinks, last), run("dense", dense, min(last, 8192))]
 
 
@@ -35,8 +36,8 @@ class Verdict(unittest.TestCase):
             self.assertIn("holds" if holds else "NOT hold", demo.describe(result))
 
     def test_looks_only_at_whole_points_in_the_range_of_the_gate(self):
-        for unscored in (0, 1):  # with BOS, without
-            items = runs(30, 20, 19, unscored=unscored)
+        for bos in (True, False):
+            items = runs(30, 20, 19, bos=bos)
             for run in items:
                 for point in run["curve"]:
                     if point[0] <= demo.GATE_FROM + 1:
@@ -47,7 +48,7 @@ class Verdict(unittest.TestCase):
             self.assertAlmostEqual(result["loss"], 20 / 19)
 
     def test_sinks_and_dense_are_compared_on_the_same_positions(self):
-        items = runs(30, 20, 19, unscored=1)
+        items = runs(30, 20, 19)
         for point in items[1]["curve"]:
             if point[0] > 7681:  # dense ends at 8192 tokens, before its next whole point
                 point[1] = math.log(25)
@@ -94,7 +95,7 @@ else:
     alone = sys.argv[sys.argv.index("--sink-tokens") + 1] == "0" if "--sink-tokens" in sys.argv else False
     nll = {window} if alone else 3.0
     print(json.dumps(dict(tokens=n, scored_tokens=n, mean_nll=nll, perplexity=1.0, kept_tokens_max=1024, kv_bytes_max=1, seconds=0.1,
-                          curve=[[t, nll] for t in range(512, n + 1, 512)])))
+                          curve=[[t, nll] for t in range(513, n + 2, 512)])))
 """
 
 
