@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,index,gguf,tokenizer,chat,trace,http}."""
+"""Writes small valid inputs for the fuzzers into DIRECTORY/{safetensors,index,gguf,tokenizer,chat,trace,http,model}."""
 import base64
 import io
 import json
@@ -169,6 +169,16 @@ def requests():
             **{f"http/wire_{name}": b" " + text.encode() for name, text in wire.items()}}
 
 
+# In the order of model_fuzz.cc.
+MODELS = ("llama_tiny", "qwen3_tiny", "qwen3_yarn_tiny", "gemma3_tiny", "gpt_oss_tiny", "gpt_oss_mxfp4_tiny", "deepseekv3_tiny",
+          "deepseekv32_tiny", "glmmoedsa_tiny")
+
+
+def configs():
+    golden = Path(__file__).resolve().parent.parent / "golden" / "models"
+    return {f"model/{name}": bytes([at]) + (golden / name / "config.json").read_bytes() for at, name in enumerate(MODELS)}
+
+
 def main(directory):
     scalars = [
         key("general.alignment", 4, struct.pack("<I", 32)),
@@ -214,7 +224,7 @@ def main(directory):
         "tokenizer/scripts": "e\u0301\u00e9 \u4f60\u597d \u0928\u092e\u0938\u094d\u0924\u0947 \U0001f469\u200d\U0001f680"
                              "\u00a0\u0130 \u1100\u1161".encode(),
     }
-    for name, data in {**files, **traces(), **requests()}.items():
+    for name, data in {**files, **traces(), **requests(), **configs()}.items():
         path = Path(directory) / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
