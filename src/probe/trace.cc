@@ -242,7 +242,8 @@ Trace open_trace(const std::filesystem::path& path, const TraceShape& shape) {
       return from_arrays(npz->names(), [npz](const std::string& name) { return npz->read(name); });
     }
     if (path.extension() == ".safetensors") {
-      const auto tensors = std::make_shared<const weights::SafetensorsFile>(weights::read_safetensors(path));
+      const auto tensors = std::make_shared<const weights::SafetensorsFile>(
+          weights::read_safetensors(path, weights::Reading::parts));
       std::vector<std::string> names;
       for (const auto& [name, tensor] : tensors->tensors) names.push_back(name);
       return from_arrays(names, [tensors](const std::string& name) {

@@ -213,7 +213,7 @@ Tensor check_entry(const Entry& entry, const std::byte* data, std::uint64_t data
 
 }  // namespace
 
-SafetensorsFile read_safetensors(const std::filesystem::path& path) {
+SafetensorsFile read_safetensors(const std::filesystem::path& path, Reading reading) {
   SafetensorsFile result;
   const auto file = std::make_shared<const MappedFile>(path);
   result.owners.push_back(file);
@@ -259,7 +259,7 @@ SafetensorsFile read_safetensors(const std::filesystem::path& path) {
                 fmt::format("{} has {} bytes after its last tensor", where, bytes + size - expected));
   }
   for (Tensor& tensor : sorted) result.tensors.emplace(tensor.name, tensor);
-  map_cached(*file);
+  if (reading == Reading::whole) map_cached(*file);
   return result;
 }
 

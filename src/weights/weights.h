@@ -49,7 +49,9 @@ struct SafetensorsFile {
   std::map<std::string, Tensor> tensors;
   std::map<std::string, std::string> metadata;
 };
-SafetensorsFile read_safetensors(const std::filesystem::path& path);
+/// How a file will be read: all of it, so what the page cache holds of it may be mapped at once, or a part at a time.
+enum class Reading { whole, parts };
+SafetensorsFile read_safetensors(const std::filesystem::path& path, Reading reading = Reading::whole);
 
 /// The shards that a model.safetensors.index.json lists, as one file; their metadata is left out. A shard lies beside the index.
 /// Throws Error(corrupt | not_found | io | unsupported) naming the index and the shard or tensor: a shard that is missing, a

@@ -17,6 +17,7 @@
 #include "basin/base/error.h"
 #include "probe/npz.h"
 #include "probe/png.h"
+#include "weights/weights.h"
 
 namespace basin::probe {
 namespace {
@@ -393,6 +394,34 @@ TEST_F(PayloadTest, ArraysByName) {
   const Trace trace = open_trace(path_, {});
   expect_rows(trace, layers_);
   EXPECT_EQ(trace.number(2), 20);
+}
+
+// A trace may be larger than memory: what is not read yet is not there, and what was read has gone.
+TEST_F(PayloadTest, SafetensorsAreReadAPartAtATime) {
+  constexpr std::int64_t kTokens = 4096, kTopk = 1024, kLayers = 6;
+  const auto resident = [] {
+    std::int64_t pages = 0, all = 0;
+    std::ifstream("/proc/self/statm") >> all >> pages;
+    return pages * sysconf(_SC_PAGESIZE);
+  };
+  const Rows rows = synthetic(kTokens, kTopk, 4, 500, 1, 1);
+  const std::int64_t layer_bytes = std::ssize(rows) * 4;
+  const std::filesystem::path path = path_.string() + ".safetensors";
+  std::vector<weights::Tensor> tensors;
+  for (std::int64_t i = 0; i < kLayers; ++i)
+    tensors.push_back({"topk/layer_" + std::to_string(i),
+                       DType::i32,
+                       {kTokens, kTopk},
+                       reinterpret_cast<const std::byte*>(rows.data()),
+                       static_cast<std::uint64_t>(layer_bytes)});
+  weights::write_safetensors(path, tensors);
+  const std::int64_t before = resident();
+  const Trace trace = open_trace(path, {});
+  EXPECT_LT(resident() - before, layer_bytes);
+  const Study s = run(trace, 2048, 1);
+  EXPECT_LT(resident() - before, 2 * layer_bytes) << "of " << kLayers << " layers";
+  EXPECT_EQ(s.layers.size(), 6u);
+  std::filesystem::remove(path);
 }
 
 TEST_F(PayloadTest, DamageIsRefusedOrRead) {
