@@ -75,12 +75,13 @@ void measure(const ProbeArgs& args, Session& session, const std::vector<std::int
   const probe::Pair chosen = advice.chosen[0].pair;
   std::vector<probe::Pair> pairs;
   if (whole_fits) pairs.push_back({0, 0});
-  for (const std::int64_t window : {chosen.window, chosen.window / 4}) {
+  std::vector<std::int64_t> windows = {chosen.window};
+  if (chosen.window / 4 >= probe::windows(1).front())
+    windows.push_back(chosen.window / 4);  // has a prediction
+  for (const std::int64_t window : windows) {
     for (const std::int64_t sinks : {chosen.sink_tokens, std::int64_t{0}}) {
-      if (window >= 1 &&
-          (pairs.empty() || pairs.back().window != window || pairs.back().sink_tokens != sinks)) {
+      if (pairs.empty() || pairs.back().window != window || pairs.back().sink_tokens != sinks)
         pairs.push_back({sinks, window});
-      }
     }
   }
   for (const probe::Pair& pair : pairs) {

@@ -12,7 +12,7 @@ namespace basin::probe {
 namespace {
 
 constexpr double kLeft = 74, kRight = 18, kTop = 40, kBottom = 54, kBarWidth = 14, kBarRoom = 74;
-constexpr double kTitle = 44, kCaptionLine = 17, kMargin = 10;
+constexpr double kTitle = 44, kCaptionLine = 17, kLegendLine = 18, kMargin = 10;
 constexpr const char* kFont = "DejaVu Sans, Helvetica, Arial, sans-serif";
 constexpr const char* kInk = "#222";
 constexpr double kSmall = 11.5, kNormal = 12.5;
@@ -185,62 +185,57 @@ std::string draw_band(const Band& band, const Axis& x, const Axis& y) {
                      band.colour);
 }
 
-std::string draw_legend(const Panel& panel, double right, double top, double bottom, const Axis& x,
-                        const Axis& y) {
-  std::vector<const Line*> entries;
-  std::size_t longest = 0;
-  for (const Line& line : panel.lines) {
-    if (line.label.empty()) continue;
-    entries.push_back(&line);
-    longest = std::max(longest, line.label.size());
-  }
-  if (!panel.legend || entries.empty()) return {};
-  const double width = 40 + 6.9 * static_cast<double>(longest);
-  const double height = 17 * static_cast<double>(entries.size()) + 8;
-  // The corner that fewest points lie in.
-  struct Corner {
-    double x, y;
-    int hits = 0;
+// Above the frame, where no line can lie under it: rows of entries, as many in each as fit.
+struct Legend {
+  struct Entry {
+    const Line* line;
+    double x;
+    int row;
   };
-  const double left = kLeft + 8;
-  Corner corners[] = {{right - width - 8, top + 8},
-                      {right - width - 8, bottom - height - 8},
-                      {left, top + 8},
-                      {left, bottom - height - 8}};
+  std::vector<Entry> entries;
+  int rows = 0;
+};
+
+Legend make_legend(const Panel& panel, double width) {
+  Legend legend;
+  double x = 0.0;
   for (const Line& line : panel.lines) {
-    for (std::size_t i = 0; i < line.points.size(); ++i) {
-      const auto& [px, py] = line.points[i];
-      if (!x.shows(px) || !std::isfinite(py)) continue;
-      const double cx = x(px), cy = y.clamp(py);
-      for (Corner& corner : corners) {
-        corner.hits += cx >= corner.x - 6 && cx <= corner.x + width + 6 && cy >= corner.y - 6 &&
-                               cy <= corner.y + height + 6
-                           ? 1
-                           : 0;
-      }
+    if (!panel.legend || line.label.empty()) continue;
+    const double wide = 46 + 6.9 * static_cast<double>(line.label.size());
+    if (legend.rows == 0 || x + wide > width) {
+      ++legend.rows;
+      x = 0.0;
     }
+    legend.entries.push_back({&line, x, legend.rows - 1});
+    x += wide;
   }
-  const Corner& best = *std::min_element(std::begin(corners), std::end(corners),
-                                         [](const Corner& a, const Corner& b) { return a.hits < b.hits; });
-  std::string out = fmt::format(
-      "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" rx=\"3\" fill=\"#fff\" "
-      "fill-opacity=\"0.85\" "
-      "stroke=\"#ccc\"/>\n",
-      best.x, best.y, width, height);
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    const double at = best.y + 17 * static_cast<double>(i) + 13;
+  return legend;
+}
+
+std::string draw_legend(const Legend& legend, double top) {
+  std::string out;
+  for (const Legend::Entry& entry : legend.entries) {
+    const Line& line = *entry.line;
+    const double left = kLeft + entry.x, y = top - kLegendLine * (legend.rows - entry.row) + 6;
     out += fmt::format(
         "<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\" "
         "stroke-width=\"{}\"{}/>\n",
-        best.x + 8, at, best.x + 28, at, entries[i]->colour, entries[i]->width,
-        entries[i]->dash.empty() ? std::string() : fmt::format(" stroke-dasharray=\"{}\"", entries[i]->dash));
-    out += text(best.x + 34, at + 4, entries[i]->label, kSmall, "start");
+        left, y, left + 24, y, line.colour, std::max(line.width, 1.6),
+        line.dash.empty() ? std::string() : fmt::format(" stroke-dasharray=\"{}\"", line.dash));
+    if (line.dots)
+      out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", left + 12, y,
+                         line.colour);
+    out += text(left + 30, y + 4, line.label, kSmall, "start");
   }
   return out;
 }
 
-std::string draw_panel(const Panel& panel, double width, double height, const std::string& clip) {
-  const double right = width - kRight - (panel.colour_bar.empty() ? 0.0 : kBarRoom);
+double frame_right(const Panel& panel, double width) {
+  return width - kRight - (panel.colour_bar.empty() ? 0.0 : kBarRoom);
+}
+
+std::string draw_panel(const Panel& panel, double width, double top, double height, const std::string& clip) {
+  const double right = frame_right(panel, width);
   const double bottom = height - kBottom;
   Range xs, ys;
   for (const Line& line : panel.lines) {
@@ -265,16 +260,17 @@ std::string draw_panel(const Panel& panel, double width, double height, const st
   const Axis x = make_axis(panel.x_scale, xs, panel.x_low, panel.x_high, false, kLeft, right);
   // A picture may have its first row at the top: then the axis grows downwards.
   const bool down = panel.image && panel.image->y_top < panel.image->y_bottom;
-  const Axis y = make_axis(panel.y_scale, ys, panel.y_low, panel.y_high, pad, down ? kTop : bottom,
-                           down ? bottom : kTop);
+  const Axis y =
+      make_axis(panel.y_scale, ys, panel.y_low, panel.y_high, pad, down ? top : bottom, down ? bottom : top);
 
   std::string out = text(kLeft, 22, panel.title, 13.5, "start", "font-weight=\"bold\"");
   if (panel.image) {
-    const double left = x(panel.image->x_low), top = y(panel.image->y_top);
+    const double left = x(panel.image->x_low), first_row = y(panel.image->y_top);
     out += fmt::format(
         "<image x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" preserveAspectRatio=\"none\" "
         "image-rendering=\"pixelated\" xlink:href=\"data:image/png;base64,{}\"/>\n",
-        left, top, x(panel.image->x_high) - left, y(panel.image->y_bottom) - top, base64(panel.image->png));
+        left, first_row, x(panel.image->x_high) - left, y(panel.image->y_bottom) - first_row,
+        base64(panel.image->png));
   }
   for (const double tick : y.ticks(6)) {
     if (!y.shows(tick)) continue;
@@ -299,10 +295,10 @@ std::string draw_panel(const Panel& panel, double width, double height, const st
     const double at = axis(mark.at);
     out +=
         mark.vertical
-            ? fmt::format("<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"", at, kTop, bottom)
+            ? fmt::format("<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"", at, top, bottom)
             : fmt::format("<line x1=\"{1}\" y1=\"{0:.1f}\" x2=\"{2:.1f}\" y2=\"{0:.1f}\"", at, kLeft, right);
     out += " stroke=\"#777\" stroke-dasharray=\"4 4\"/>\n";
-    out += mark.vertical ? text(at - 4, bottom - 8, mark.label, kSmall, "end", "fill=\"#555\"")
+    out += mark.vertical ? text(at - 4, top + 14, mark.label, kSmall, "end", "fill=\"#555\"")
                          : text(kLeft + 6, at - 5, mark.label, kSmall, "start", "fill=\"#555\"");
   }
   for (const Line& line : panel.lines) out += draw_line(line, x, y);
@@ -312,14 +308,14 @@ std::string draw_panel(const Panel& panel, double width, double height, const st
   out += fmt::format(
       "<rect x=\"{0:.1f}\" y=\"{1:.1f}\" width=\"{2:.1f}\" height=\"{3:.1f}\" fill=\"none\" "
       "stroke=\"{4}\"/>\n",
-      kLeft - aside, kTop - aside, right - kLeft + 2 * aside, bottom - kTop + 2 * aside, kInk);
-  out += draw_legend(panel, right, kTop, bottom, x, y);
+      kLeft - aside, top - aside, right - kLeft + 2 * aside, bottom - top + 2 * aside, kInk);
+  out += draw_legend(make_legend(panel, right - kLeft), top);
   out += text((kLeft + right) / 2, height - 14, panel.x_label, kNormal);
   out += text(0, 0, panel.y_label, kNormal, "middle",
-              fmt::format("transform=\"translate(18 {:.1f}) rotate(-90)\"", (kTop + bottom) / 2));
+              fmt::format("transform=\"translate(18 {:.1f}) rotate(-90)\"", (top + bottom) / 2));
   if (!panel.colour_bar.empty()) {
     constexpr int kSteps = 64;
-    const double left = right + 14, step = (bottom - kTop) / kSteps;
+    const double left = right + 14, step = (bottom - top) / kSteps;
     for (int i = 0; i < kSteps; ++i) {
       const Rgb c = map_colour((i + 0.5) / kSteps);
       out += fmt::format(
@@ -328,12 +324,12 @@ std::string draw_panel(const Panel& panel, double width, double height, const st
     }
     const auto last = static_cast<double>(panel.colour_bar.size() - 1);
     for (std::size_t i = 0; i < panel.colour_bar.size(); ++i) {
-      const double at = bottom - (bottom - kTop) * static_cast<double>(i) / std::max(1.0, last);
+      const double at = bottom - (bottom - top) * static_cast<double>(i) / std::max(1.0, last);
       out += text(left + kBarWidth + 4, at + 4, panel.colour_bar[i], kSmall, "start");
     }
     out += text(
         0, 0, panel.colour_label, kSmall, "middle",
-        fmt::format("transform=\"translate({:.1f} {:.1f}) rotate(-90)\"", width - 6, (kTop + bottom) / 2));
+        fmt::format("transform=\"translate({:.1f} {:.1f}) rotate(-90)\"", width - 6, (top + bottom) / 2));
   }
   return out;
 }
@@ -365,8 +361,15 @@ std::string svg(const Sheet& sheet) {
   const bool titled =
       std::any_of(sheet.panels.begin(), sheet.panels.end(), [](const Panel& p) { return !p.title.empty(); });
   const double top = titled ? kTitle : kTitle - 22;  // panels leave room for titles of their own
+  int legend_rows = 0;
+  for (const Panel& panel : sheet.panels)
+    legend_rows =
+        std::max(legend_rows, make_legend(panel, frame_right(panel, sheet.panel_width) - kLeft).rows);
+  const double frame_top =
+      kTop + kLegendLine * legend_rows;  // of every panel, so that frames stand side by side
+  const double panel_height = sheet.panel_height + kLegendLine * legend_rows;
   const double height =
-      top + rows * sheet.panel_height + kCaptionLine * static_cast<double>(caption.size()) + 2 * kMargin;
+      top + rows * panel_height + kCaptionLine * static_cast<double>(caption.size()) + 2 * kMargin;
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" xmlns:xlink=\"http://www.w3.org/1999/xlink\" "
       "width=\"{0:.0f}\" "
@@ -377,17 +380,17 @@ std::string svg(const Sheet& sheet) {
   out += text(kMargin + 10, 30, sheet.title, 16, "start", "font-weight=\"bold\"");
   for (int i = 0; i < count; ++i) {
     const Panel& panel = sheet.panels[static_cast<std::size_t>(i)];
-    const double right = sheet.panel_width - kRight - (panel.colour_bar.empty() ? 0.0 : kBarRoom);
+    const double right = frame_right(panel, sheet.panel_width);
     const std::string clip = fmt::format("clip{}", i);
     out += fmt::format(
         "<clipPath id=\"{}\"><rect x=\"{}\" y=\"{}\" width=\"{:.1f}\" height=\"{:.1f}\"/></clipPath>\n<g "
         "transform=\"translate({:.1f} {:.1f})\">\n",
-        clip, kLeft, kTop, right - kLeft, sheet.panel_height - kTop - kBottom,
-        kMargin + i % columns * sheet.panel_width, top + i / columns * sheet.panel_height);
-    out += draw_panel(panel, sheet.panel_width, sheet.panel_height, clip) + "</g>\n";
+        clip, kLeft, frame_top, right - kLeft, panel_height - frame_top - kBottom,
+        kMargin + i % columns * sheet.panel_width, top + i / columns * panel_height);
+    out += draw_panel(panel, sheet.panel_width, frame_top, panel_height, clip) + "</g>\n";
   }
   for (std::size_t i = 0; i < caption.size(); ++i) {
-    out += text(kMargin + 10, top + rows * sheet.panel_height + kCaptionLine * static_cast<double>(i + 1),
+    out += text(kMargin + 10, top + rows * panel_height + kCaptionLine * static_cast<double>(i + 1),
                 caption[i], kSmall, "start", "fill=\"#444\"");
   }
   return out + "</svg>\n";

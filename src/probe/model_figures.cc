@@ -67,7 +67,7 @@ class ModelFigures : ModelView {
         "Queries from top to bottom, keys from left to right; colour: share of the query's attention in the "
         "cell, log "
         "scale. A cell sums its keys, so a single bright key stays a line.",
-        {400, 366, 3});
+        {440, 368, 3});
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t layer = count == 1 ? 0 : i * (s_.layers.size() - 1) / (count - 1);
       const LayerSummary& l = s_.layers[layer];
@@ -77,8 +77,7 @@ class ModelFigures : ModelView {
       p.y_label = "query";
       p.colour_bar = {"1e-5", "1e-4", "1e-3", "0.01", "0.1", "1"};
       const auto tokens = static_cast<double>(s_.tokens);
-      p.image = Image{coloured_map(causal(l.map, l.side), l.side, l.side, -5.0, 0.0, true), 0.0, tokens, 0.0,
-                      tokens};
+      p.image = Image{coloured_map(visible(l), l.side, l.side, -5.0, 0.0, true), 0.0, tokens, 0.0, tokens};
       made.sheet.panels.push_back(p);
     }
     return made;
@@ -334,26 +333,30 @@ class ModelFigures : ModelView {
     }
     std::size_t colour = 0;
     for (const Measured& m : advice_.measured) {
-      if (m.pair.window == 0) continue;
-      for (const Choice& c : advice_.grid) {
-        if (c.pair.sink_tokens != m.pair.sink_tokens || c.pair.window != m.pair.window) continue;
-        p.lines.push_back({fmt::format("{} + {}", m.pair.sink_tokens, m.pair.window),
-                           {{1.0 - c.retained, m.mean_nll - whole}},
-                           series_colour(colour++),
-                           1.8,
-                           "",
-                           true});
-      }
+      const Choice* const predicted = prediction(m.pair);
+      if (predicted == nullptr) continue;
+      p.lines.push_back({fmt::format("{} + {}", m.pair.sink_tokens, m.pair.window),
+                         {{1.0 - predicted->retained, m.mean_nll - whole}},
+                         series_colour(colour++),
+                         1.8,
+                         "",
+                         true});
     }
     p.x_low = 0.0;
     made.sheet.panels.push_back(p);
     return made;
   }
 
-  // The map with nothing above the diagonal, where no query looks.
-  static std::vector<float> causal(std::vector<float> map, std::int64_t side) {
-    for (std::int64_t i = 0; i < side; ++i) {
-      for (std::int64_t j = i + 1; j < side; ++j) map[static_cast<std::size_t>(i * side + j)] = std::nanf("");
+  // The map without cells that no query of their row sees: above the diagonal, and behind the layer's window.
+  std::vector<float> visible(const LayerSummary& l) const {
+    std::vector<float> map = l.map;
+    for (std::int64_t i = 0; i < l.side; ++i) {
+      const std::int64_t first_query = i * s_.tokens / l.side;
+      for (std::int64_t j = 0; j < l.side; ++j) {
+        const std::int64_t first_key = j * s_.tokens / l.side, end = (j + 1) * s_.tokens / l.side;
+        const bool behind = l.window > 0 && first_key >= l.sink_tokens && end <= first_query - l.window + 1;
+        if (j > i || behind) map[static_cast<std::size_t>(i * l.side + j)] = std::nanf("");
+      }
     }
     return map;
   }

@@ -65,8 +65,12 @@ class ModelWords : ModelView {
       }
     }
     for (const Measured& m : advice_.measured) {
-      lines.push_back(fmt::format("Measured perplexity, {}: {:.3f} (mean NLL {:.4f}).", m.name, m.perplexity,
-                                  m.mean_nll));
+      const Choice* const predicted = prediction(m.pair);
+      lines.push_back(fmt::format(
+          "Measured perplexity, {}: {:.3f} (mean NLL {:.4f}){}.", m.name, m.perplexity, m.mean_nll,
+          predicted == nullptr
+              ? std::string()
+              : fmt::format("; predicted: keeps {} of the attention", percent(predicted->retained))));
     }
     const double error = row_error();
     lines.push_back(fmt::format("Check: the weights of a row{} sum to 1 within {:.1e}, over all {} rows.",
@@ -133,11 +137,16 @@ class ModelWords : ModelView {
     advice["chosen"] = choices(advice_.chosen);
     advice["measured"] = Json::array();
     for (const Measured& m : advice_.measured) {
-      advice["measured"].push_back({{"name", m.name},
-                                    {"sink_tokens", m.pair.sink_tokens},
-                                    {"window", m.pair.window},
-                                    {"mean_nll", m.mean_nll},
-                                    {"perplexity", m.perplexity}});
+      Json row = {{"name", m.name},
+                  {"sink_tokens", m.pair.sink_tokens},
+                  {"window", m.pair.window},
+                  {"mean_nll", m.mean_nll},
+                  {"perplexity", m.perplexity}};
+      if (const Choice* const predicted = prediction(m.pair)) {
+        row["retained"] = rounded(predicted->retained);
+        row["output_error"] = rounded(predicted->output_error);
+      }
+      advice["measured"].push_back(row);
     }
     out["advice"] = advice;
     return out;

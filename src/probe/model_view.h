@@ -81,6 +81,14 @@ class ModelView {
     }
     return s_.windows.size() - 1;
   }
+  /// What the probe says of a pair; null where it says nothing, as of reading everything.
+  const Choice* prediction(const Pair& pair) const {
+    const auto same = [&](const Choice& c) {
+      return c.pair.sink_tokens == pair.sink_tokens && c.pair.window == pair.window;
+    };
+    const auto found = std::find_if(advice_.grid.begin(), advice_.grid.end(), same);
+    return found == advice_.grid.end() ? nullptr : &*found;
+  }
   std::int64_t local_window() const { return s_.windows[local_index()]; }
 
   const ModelSummary& s_;

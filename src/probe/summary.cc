@@ -76,6 +76,7 @@ LayerSummary summarise(const LayerResult& r, std::int64_t head_side) {
   const LayerProfile& p = r.profile;
   LayerSummary s;
   s.window = p.window;
+  s.sink_tokens = p.sink_tokens;
   s.sink_logit = p.sink_logit;
   s.largest_row_error = p.largest_row_error;
   const auto n_count = static_cast<std::int64_t>(p.sink_counts.size());

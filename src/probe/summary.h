@@ -17,7 +17,7 @@ inline constexpr std::int64_t kShownKeys = 16;  // first keys whose importance i
 
 /// Means over queries; [heads] unless said.
 struct LayerSummary {
-  std::int64_t window = 0;
+  std::int64_t window = 0, sink_tokens = 0;  // of its mask
   bool sink_logit = false;
   double largest_row_error = 0.0;
   std::vector<float> entropy, learned_sink;

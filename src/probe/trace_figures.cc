@@ -26,25 +26,28 @@ class TraceFigures : TraceView {
     Figure made = figure(
         "maps", fmt::format("{}: selected keys", source_),
         "Queries from left to right, keys from top to bottom; colour: share of the visible keys of a cell "
-        "that are selected, "
-        "the largest where cells are joined, so that lines of one pixel stay. Horizontal lines are absolute "
+        "that are selected, in steps of its square root, "
+        "the largest where cells are joined: a single key among a cell's stays a line. Horizontal lines are "
+        "absolute "
         "positions, "
         "diagonals distances.",
-        {400, 380, 3});
+        {440, 368, 3});
     const auto count = std::min<std::size_t>(s_.layers.size(), 9);
-    const std::int64_t width = std::min<std::int64_t>(512, s_.map_rows),
-                       height = std::min<std::int64_t>(512, s_.map_columns);
+    // No more than a panel has pixels: a picture that is scaled down loses lines.
+    const std::int64_t width = std::min<std::int64_t>(256, s_.map_rows),
+                       height = std::min<std::int64_t>(256, s_.map_columns);
     for (std::size_t i = 0; i < count; ++i) {
       const LayerStudy& l = s_.layers[count == 1 ? 0 : i * (s_.layers.size() - 1) / (count - 1)];
       Panel p;
       p.title = fmt::format("layer {}", l.number);
       p.x_label = "query";
       p.y_label = "key";
-      p.colour_bar = {"0", "0.25", "0.5", "0.75", "1"};
+      p.colour_bar = {"0", "0.06", "0.25", "0.56", "1"};
       std::vector<float> map = turned(l, height, width);
+      for (float& share : map) share = std::sqrt(share);
       for (std::int64_t k = 0; k < height; ++k) {  // nothing can be selected below the diagonal
         for (std::int64_t q = 0; q < width; ++q) {
-          if (k * s_.keys / height > s_.first + (q + 1) * s_.queries / width) {
+          if (k * s_.keys / height >= s_.first + (q + 1) * s_.queries / width) {
             map[static_cast<std::size_t>(k * width + q)] = std::nanf("");
           }
         }

@@ -37,6 +37,14 @@ class Probe(CliTest):
             summary = json.load(file)
         self.assertEqual(summary["schema"], "basin.probe.model/1")
         self.assertLess(summary["largest_row_error"], 1e-5)
+        # Prediction and measurement side by side, of every pair that hides something.
+        measured = summary["advice"]["measured"]
+        self.assertGreater(len(measured), 1)
+        for row in measured:
+            self.assertEqual("retained" in row, row["window"] > 0)
+            self.assertGreater(row["perplexity"], 1)
+            if row["window"] > 0:
+                self.assertTrue(0 < row["retained"] < 1 and row["output_error"] > 0, row)
         with open(os.path.join(out, "report.html"), encoding="utf-8") as file:
             page = file.read()
         data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1])
