@@ -74,6 +74,7 @@ class LayerPass {
     finish_frequencies();
     measure_absolute();
     if (f_.queries > 1) measure_lags();
+    release(0, f_.trace.queries());  // what these two have read again
     return std::move(result_);
   }
 
