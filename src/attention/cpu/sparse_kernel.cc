@@ -20,8 +20,9 @@ struct SparseScratch {
   alignas(64) float wide[kMaxRows][kMaxSparseHead];
 };
 
-// Some seen keys, ascending.
+// Some seen keys of one segment, ascending.
 struct Batch {
+  std::int64_t segment = 0;
   int keys = 0, runs = 0;
   int run_end[kTileKeys];
   std::int64_t position[kTileKeys];
@@ -35,13 +36,15 @@ BASIN_INLINE const std::byte* row_of(const KeyRows& rows, std::int64_t position)
          position % rows.page_tokens * rows.row_bytes;
 }
 
-// Takes whole tiles of [word, end) while they fit.
-BASIN_INLINE bool take_batch(const SparseRows& rows, std::int64_t& word, std::int64_t end, Batch& batch) {
+// Takes whole tiles from `word` on while they fit. False at the end.
+BASIN_INLINE bool take_batch(const SparseRows& rows, std::int64_t& word, Batch& batch) {
+  constexpr std::int64_t kSegmentWords = kSegmentKeys / kTileKeys;
   batch.keys = batch.runs = 0;
-  for (; word < end; ++word) {
+  for (; word < rows.words; ++word) {
     std::uint64_t left = rows.seen[word];
     if (left == 0) continue;
-    if (batch.keys + __builtin_popcountll(left) > kTileKeys) break;
+    if (batch.keys == 0) batch.segment = word / kSegmentWords;
+    if (word / kSegmentWords != batch.segment || batch.keys + __builtin_popcountll(left) > kTileKeys) break;
     for (; left != 0; left &= left - 1) {
       const std::int64_t position = word * kTileKeys + __builtin_ctzll(left);
       batch.position[batch.keys] = position;
@@ -51,6 +54,16 @@ BASIN_INLINE bool take_batch(const SparseRows& rows, std::int64_t& word, std::in
     batch.run_end[batch.runs++] = batch.keys;
   }
   return batch.keys > 0;
+}
+
+// Asks for the rows of a batch while the one before it is computed: keys far apart are found by no hardware prefetcher.
+BASIN_INLINE void fetch(const Batch& batch, int key_bytes, int value_bytes) {
+  constexpr int kLine = 64;
+  for (int i = 0; i < batch.keys; ++i) {
+    for (int at = 0; at < key_bytes; at += kLine) __builtin_prefetch(batch.key[i] + at);
+    if (batch.value[i] == batch.key[i]) continue;  // a latent: its first part
+    for (int at = 0; at < value_bytes; at += kLine) __builtin_prefetch(batch.value[i] + at);
+  }
 }
 
 // Step s of a key, in every lane. Words of 4 bytes lie in memory as a step wants them, but not always aligned.
@@ -237,25 +250,29 @@ void clear(int rows, int d_v, float* m, float* l, int l_lanes, float* acc) {
 template <Storage kStorage>
 void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memory) {
   SparseScratch& scratch = *static_cast<SparseScratch*>(memory);
-  constexpr std::int64_t kSegmentWords = kSegmentKeys / kTileKeys;
   clear(rows.rows, rows.d_v, m, l, 1, acc);
-  Batch batch;
-  for (std::int64_t segment = 0; segment < rows.words; segment += kSegmentWords) {
-    const std::int64_t end = segment + kSegmentWords < rows.words ? segment + kSegmentWords : rows.words;
-    bool begun = false;
-    for (std::int64_t word = segment; take_batch(rows, word, end, batch);) {
-      if (!begun) clear(rows.rows, rows.d_v, scratch.m, scratch.l[0], kLanes, scratch.acc);
-      begun = true;
-      int sinks = 0;
-      while (rows.q_sink != nullptr && sinks < batch.keys && batch.position[sinks] < rows.sink_tokens)
-        ++sinks;
-      score_batch<kStorage>(rows, batch, 0, sinks, rows.q_sink, scratch);
-      score_batch<kStorage>(rows, batch, sinks, batch.keys, rows.q, scratch);
-      for (int at = 0; at < rows.rows; at += kLanes) softmax_group<kStorage>(rows, batch, at, scratch);
-      accumulate_batch<kStorage>(rows, batch, scratch);
+  Batch batches[2];
+  std::int64_t word = 0, segment = -1;
+  bool more = take_batch(rows, word, batches[0]);
+  for (int at = 0; more; at = 1 - at) {
+    const Batch& batch = batches[at];
+    Batch& next = batches[1 - at];
+    more = take_batch(rows, word, next);
+    fetch(next, rows.d_qk * stored_bytes<kStorage>(), rows.d_v * stored_bytes<kStorage>());
+    if (batch.segment != segment) {
+      if (segment >= 0) fold_segment(rows, scratch, m, l, acc);
+      clear(rows.rows, rows.d_v, scratch.m, scratch.l[0], kLanes, scratch.acc);
+      segment = batch.segment;
     }
-    if (begun) fold_segment(rows, scratch, m, l, acc);
+    int sinks = 0;
+    while (rows.q_sink != nullptr && sinks < batch.keys && batch.position[sinks] < rows.sink_tokens) ++sinks;
+    score_batch<kStorage>(rows, batch, 0, sinks, rows.q_sink, scratch);
+    score_batch<kStorage>(rows, batch, sinks, batch.keys, rows.q, scratch);
+    for (int group = 0; group < rows.rows; group += kLanes)
+      softmax_group<kStorage>(rows, batch, group, scratch);
+    accumulate_batch<kStorage>(rows, batch, scratch);
   }
+  if (segment >= 0) fold_segment(rows, scratch, m, l, acc);
 }
 
 template <Storage kStorage>
