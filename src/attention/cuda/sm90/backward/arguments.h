@@ -34,10 +34,10 @@ struct BackwardArguments : Arguments {
   float* lse2 = nullptr;   // [h_q, row_blocks, kSumRows] in units of log2; +inf where a row has no weights
   float* big_d = nullptr;  // [h_q, row_blocks, kSumRows]
   float* dsink_parts = nullptr;  // [row_blocks, h_q]
-  float* dq_sums =
-      nullptr;  // [h_q, row_blocks, 2, d_qk / 64, kUnitFloats]; null: dq is computed in a pass of its own
-  std::uint32_t* dq_turns =
-      nullptr;       // [h_q, row_blocks, 2, d_qk / 64] blocks of keys that are in the sum already
+  // [h_q, row_blocks, 2, d_qk / 64, kUnitFloats]: the shares of all blocks of keys but the last, which stores dq itself. Null: dq is
+  // computed in a pass of its own.
+  float* dq_sums = nullptr;
+  std::uint32_t* dq_turns = nullptr;  // [h_q, row_blocks, 2, d_qk / 64] shares that are in the sum already
   int dq_units = 0;  // of a block of rows and a head: 2 * d_qk / 64, with d_qk of the instance
   // [batch, h_kv, sink_blocks, 1 + strips, block_keys * (d_qk + d_v)]: see shares_of. Of the rows near a block, then of each strip.
   int sink_blocks = 0, strips = 0;

@@ -141,7 +141,7 @@ struct KeysConsumer {
     const unsigned buffer = n % L::kDsBuffers;
     barrier_wait(&shared.ds_empty[buffer], (n / L::kDsBuffers + 1) % 2);
     const int row =
-        warpgroup * 64 + warp() * 16 + lane() / 8 % 2 * 8 + lane() % 8;  // that this lane() addresses
+        warpgroup * 64 + warp() * 16 + lane() / 8 % 2 * 8 + lane() % 8;  // that this lane addresses
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int block = step / 4, chunk = step % 4 * 2 + lane() / 16;

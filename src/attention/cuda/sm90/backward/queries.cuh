@@ -1,6 +1,6 @@
 // dq in a pass of its own: one CTA per (sequence, query head, block of query rows) walks over the keys that its rows see. Used where
-// sums of dq over blocks of keys cost more than computing the scores again: narrow windows, and heads too wide for keys.cuh to hold
-// dq beside dk and dv.
+// keys.cuh has no sums of dq (choose.cc): under windows, of which narrow ones make the scores cheaper to compute again than shares to
+// add, with a soft cap, and for heads too wide to hold dq beside dk and dv.
 #pragma once
 
 #include "attention/cuda/sm90/backward/arguments.h"
