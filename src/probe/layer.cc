@@ -8,7 +8,6 @@
 #include <memory>
 #include <numeric>
 
-#include "base/choose_kernels.h"
 #include "base/scratch_buffer.h"
 #include "basin/attention/cpu.h"
 #include "basin/attention/mask.h"
@@ -25,11 +24,6 @@ constexpr double kLog2E = 1.442695040888963407359925;
 constexpr double kLn2 = 0.693147180559945309417232;
 // Parts of the queries with sums of their own, added up in order: threads never change a result.
 constexpr std::int64_t kStrips = 8;
-
-const cpu::Kernel& kernel() {
-  static const cpu::Kernel chosen = choose_kernels([](auto target) { return cpu::kernel(target); });
-  return chosen;
-}
 
 struct Shape {
   std::int64_t tokens, heads, kv_heads, group, d_qk;
@@ -230,7 +224,7 @@ class Layer {
           (token * view.stride[0] + head * view.stride[1]) * block_bytes(view.dtype);
     }
     float* to = buffer.at_least(static_cast<std::size_t>(rows * shape_.d_qk));
-    kernel().pack_queries(storage(view.dtype), static_cast<int>(shape_.d_qk), rows, row.data(), to);
+    cpu::kernel().pack_queries(storage(view.dtype), static_cast<int>(shape_.d_qk), rows, row.data(), to);
     return to;
   }
 
@@ -346,8 +340,8 @@ class Layer {
     gather.mean = mean;
     gather.mean_stride = shape_.tokens;
     gather.mean_factor = 1.0f / static_cast<float>(shape_.heads);
-    kernel().gather(gather, last,
-                    memory.kernel_scratch.at_least(kernel().scratch_bytes / sizeof(float) + 16));
+    cpu::kernel().gather(gather, last,
+                         memory.kernel_scratch.at_least(cpu::kernel().scratch_bytes / sizeof(float) + 16));
 
     for (int h = 0; early && h < group; ++h) {
       for (std::int64_t key = 0; key < last; ++key) {

@@ -64,8 +64,9 @@ std::vector<std::int64_t> windows(std::int64_t tokens);
 /// Error(unsupported | invalid_argument). Threads do not change a bit.
 LayerProfile profile(const attention::Forward& problem, const LayerOptions& options, ThreadPool& pool);
 
-/// Smallest counts of `values` whose largest hold the shares of `mass`. Values below the smallest given are taken to
-/// hold less than what the largest share leaves. `count` >= 0.
-std::array<std::int64_t, 3> budgets(const float* values, std::int64_t count, double mass);
+/// Smallest numbers of the largest `weights` that hold the shares of `mass`; weights that are not given are smaller than
+/// all that are, and hold less than what the largest share leaves. Sums are exact for weights within a factor of 2^28 of
+/// `mass`, so that their order does not matter. Reorders the weights and overwrites kLanes floats behind them.
+std::array<std::int64_t, 3> budgets(float* weights, std::int64_t count, double mass);
 
 }  // namespace basin::probe

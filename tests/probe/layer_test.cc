@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <random>
 
+#include "base/kernel_words.h"
 #include "basin/attention/attention.h"
 #include "basin/attention/mask.h"
 
@@ -385,12 +387,71 @@ TEST(LayerProfile, ThreadsDoNotChangeABit) {
   }
 }
 
+using Counts = std::array<std::int64_t, 3>;
+
+Counts found_budgets(std::vector<float> weights, double mass) {
+  const auto count = static_cast<std::int64_t>(weights.size());
+  weights.resize(weights.size() + kLanes, std::numeric_limits<float>::quiet_NaN());
+  return budgets(weights.data(), count, mass);
+}
+
+Counts naive_budgets(std::vector<float> weights, double mass) {
+  std::sort(weights.begin(), weights.end(), std::greater<>());
+  Counts counts;
+  counts.fill(static_cast<std::int64_t>(weights.size()));
+  for (std::size_t share = 0; share < counts.size(); ++share) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      sum += static_cast<double>(weights[i]);
+      if (sum < kBudgetShares[share] * mass) continue;
+      counts[share] = static_cast<std::int64_t>(i + 1);
+      break;
+    }
+  }
+  return counts;
+}
+
 TEST(Budgets, CountsWithTies) {
-  const std::vector<float> values = {0.25f, 0.25f, 0.25f, 0.25f};
-  EXPECT_EQ(budgets(values.data(), 4, 1.0), (std::array<std::int64_t, 3>{4, 4, 4}));
-  const std::vector<float> steep = {0.06f, 0.9f, 0.035f, 0.005f};
-  EXPECT_EQ(budgets(steep.data(), 4, 1.0), (std::array<std::int64_t, 3>{2, 2, 3}));
-  EXPECT_EQ(budgets(nullptr, 0, 0.0), (std::array<std::int64_t, 3>{0, 0, 0}));
+  EXPECT_EQ(found_budgets({0.25f, 0.25f, 0.25f, 0.25f}, 1.0), (Counts{4, 4, 4}));
+  EXPECT_EQ(found_budgets({0.06f, 0.9f, 0.035f, 0.005f}, 1.0), (Counts{2, 2, 3}));
+  EXPECT_EQ(found_budgets({}, 0.0), (Counts{0, 0, 0}));
+  EXPECT_EQ(found_budgets(std::vector<float>(1000, 0x1p-10f), 1000.0 / 1024.0), (Counts{900, 950, 990}));
+  // The weights given hold less than the mass by rounding: all of them.
+  EXPECT_EQ(found_budgets({0.5f, 0.25f}, 1.0), (Counts{2, 2, 2}));
+}
+
+// Every length around the widths of a register, and rows as heads have them: flat, steep, a sink and a tail, plateaus.
+TEST(Budgets, EqualTheDefinitionToTheKey) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  std::uniform_real_distribution<float> uniform;
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t n = 1; n <= 70; ++n) lengths.push_back(n);
+  lengths.insert(lengths.end(), {127, 128, 129, 500, 1023, 4096, 20'000});
+  for (const std::int64_t length : lengths) {
+    for (int kind = 0; kind < 7; ++kind) {
+      std::vector<float> scores;
+      for (std::int64_t i = 0; i < length; ++i) {
+        const float x = normal(random);
+        scores.push_back(kind == 0   ? 0.0f                       // flat
+                         : kind == 1 ? 0.01f * x                  // nearly
+                         : kind == 2 ? x                          // as most heads
+                         : kind == 3 ? 3.0f * x                   // steep
+                         : kind == 4 ? std::round(2.0f * x)       // plateaus
+                         : kind == 5 ? (i == 0 ? 9.0f : x)        // a sink and a tail
+                                     : -8.0f * uniform(random));  // a long tail
+      }
+      double sum = 0.0;
+      for (const float x : scores) sum += std::exp(static_cast<double>(x));
+      std::vector<float> weights;
+      double mass = 0.0;
+      for (const float x : scores) {
+        weights.push_back(static_cast<float>(std::exp(static_cast<double>(x)) / sum));
+        mass += static_cast<double>(weights.back());
+      }
+      ASSERT_EQ(found_budgets(weights, mass), naive_budgets(weights, mass)) << length << " kind " << kind;
+    }
+  }
 }
 
 }  // namespace

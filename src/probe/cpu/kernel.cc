@@ -2,6 +2,7 @@
 #include "probe/cpu/kernel.h"
 
 #include "attention/cpu/many_rows.h"
+#include "probe/cpu/budget.h"
 
 namespace basin::probe::cpu::BASIN_TARGET {
 namespace {
@@ -232,7 +233,7 @@ namespace basin::probe::cpu {
 
 Kernel kernel(basin::BASIN_TARGET::Target) {
   using namespace BASIN_TARGET;
-  return {sizeof(Scratch), run_gather, run_pack_queries};
+  return {sizeof(Scratch), run_gather, run_pack_queries, count_budgets};
 }
 
 }  // namespace basin::probe::cpu

@@ -50,6 +50,10 @@ struct Kernel {
   void (*gather)(const Gather& gather, std::int64_t end, void* scratch);
   /// Converts `rows` query rows into the kernel's format, as attention::cpu::Kernel does.
   void (*pack_queries)(Storage storage, int d, int rows, const std::byte* const* row, void* out);
+  /// counts[i] = the smallest number of the largest weights that hold mass[i], and `count` where all together do not.
+  /// `mass` ascends. The weights are reordered and kLanes floats behind them overwritten; `scratch` has count + kLanes.
+  void (*count_budgets)(float* weights, std::int64_t count, const double* mass, int shares,
+                        std::int64_t* counts, float* scratch);
 };
 
 /// Most heads of one kv head.
@@ -58,5 +62,8 @@ inline constexpr int kMaxGroup = 128;
 Kernel kernel(generic::Target);
 Kernel kernel(avx2::Target);
 Kernel kernel(avx512_bf16::Target);
+
+/// Of this process.
+const Kernel& kernel();
 
 }  // namespace basin::probe::cpu
