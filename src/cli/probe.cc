@@ -54,10 +54,10 @@ void write_trace(const fs::path& layers, std::int64_t count, const std::vector<s
                  const fs::path& path) {
   probe::NpzWriter file(path);
   for (std::int64_t layer = 0; layer < count; ++layer) {
-    const probe::LayerProfile profile = probe::read_layer(probe::layer_file(layers, layer)).profile;
-    if (profile.window > 0) continue;  // a local layer selects nothing: it sees its window
-    const std::int64_t shape[] = {profile.tokens, profile.topk_width};
-    file.add(fmt::format("topk/layer_{}", layer), shape, profile.topk);
+    const fs::path from = probe::layer_file(layers, layer);
+    if (probe::read_layer(from).profile.window > 0)
+      continue;  // a local layer selects nothing: it sees its window
+    file.copy(fmt::format("topk/layer_{}", layer), probe::NpzFile(from), "topk");
   }
   std::vector<std::int32_t> positions(ids.size());
   std::iota(positions.begin(), positions.end(), 0);
@@ -155,7 +155,7 @@ int probe_model(const ProbeArgs& args) {
   if (stream.window) advice = {};  // nothing to advise where a window is set already
   measure(args, session, ids, advice);
   const std::vector<std::string> lines =
-      probe::write_model_report(out, summary, advice, labels(session, ids));
+      probe::write_model_report(out, summary, advice, labels(session, ids), session.pool);
   probe::write_data(options.folder, layers, out / "data.npz");
   if (args.topk > 0) write_trace(options.folder, layers, ids, out / "trace.npz");
   std::error_code ignored;
@@ -191,7 +191,7 @@ int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& 
       trace, options, pool, [&](std::int64_t done, std::int64_t total) { progress.update(done, total); },
       interrupt_flag());
   const std::vector<std::string> lines =
-      probe::write_trace_report(args.out, study, probe::null_models(study, pool), source);
+      probe::write_trace_report(args.out, study, probe::null_models(study, pool), source, pool);
   if (args.json) {
     nlohmann::ordered_json object;
     object["out"] = args.out;

@@ -16,7 +16,7 @@
 struct basin_probe_result {
   basin::probe::LayerProfile profile;
   std::vector<std::int64_t> numbers;
-  std::vector<float> map, head_map, row_error;
+  std::vector<float> row_error;
   std::vector<basin_probe_array> arrays;
 };
 
@@ -87,21 +87,15 @@ std::unique_ptr<basin_probe_result> run(const basin_probe_args* args) {
   options.topk = args->topk;
   result->profile = profile(problem, options, pool);
   const LayerProfile& p = result->profile;
-  result->numbers = {p.tokens,     p.heads,      p.kv_heads, p.window,     p.sink_tokens,
-                     p.sink_logit, p.bin_tokens, p.bins,     p.topk_width, 0};
+  result->numbers = profile_numbers(p);
   result->row_error = {static_cast<float>(p.largest_row_error)};
   add(*result, "numbers", result->numbers, {static_cast<std::int64_t>(result->numbers.size())});
   add(*result, "sink_counts", p.sink_counts, {static_cast<std::int64_t>(p.sink_counts.size())});
   add(*result, "windows", p.windows, {static_cast<std::int64_t>(p.windows.size())});
   add(*result, "row_error", result->row_error, {1});
   each_profile_array(p, [&](const char* name, const std::vector<float>& values, const ArrayShape& shape) {
-    if (std::string(name) != "map") add(*result, name, values, shape);
+    add(*result, name, values, shape);
   });
-  result->map = mean_map(p);
-  add(*result, "map", result->map, {p.bins, p.bins});
-  std::int64_t side = 0;
-  result->head_map = head_maps(p, side);
-  add(*result, "head_map", result->head_map, {p.heads, side, side});
   if (p.topk_width > 0) add(*result, "topk", p.topk, {p.tokens, p.topk_width});
   return result;
 }

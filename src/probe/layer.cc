@@ -122,6 +122,7 @@ class Layer {
                 strips_[static_cast<std::size_t>(strip)]);
       }
     });
+    finish_maps(pool);
     return finish();
   }
 
@@ -155,7 +156,7 @@ class Layer {
     r.bins = shape_.bins;
     r.sink_counts = shape_.sink_counts;
     r.windows = shape_.windows;
-    r.map.assign(heads * bins * bins, 0.0f);
+    map_sums_.assign(heads * bins * bins, 0.0f);
     r.entropy.assign(heads * bins, 0.0f);
     r.group_entropy.assign(static_cast<std::size_t>(shape_.kv_heads) * bins, 0.0f);
     r.budget.assign(kBudgetShares.size() * heads * bins, 0.0f);
@@ -327,7 +328,7 @@ class Layer {
     gather.position = early ? memory.early.data() : strip.position.data() + first_head * shape_.tokens;
     gather.distance = strip.distance.data() + first_head * shape_.tokens;
     gather.key_stride = shape_.tokens;
-    gather.map = result_.map.data() + (first_head * shape_.bins + bin) * shape_.bins;
+    gather.map = map_sums_.data() + (first_head * shape_.bins + bin) * shape_.bins;
     gather.map_stride = shape_.bins * shape_.bins;
     gather.key_bin = shape_.bin_tokens;
     gather.mass = memory.mass.data();
@@ -442,6 +443,45 @@ class Layer {
     std::copy_n(order.begin(), count, result_.topk.begin() + query * options_.topk);
   }
 
+  std::int64_t queries_in(std::int64_t bin, std::int64_t bin_tokens) const {
+    return std::min(bin_tokens, shape_.tokens - bin * bin_tokens);
+  }
+
+  // Turns sums over the queries of a bin into shares of a query's mass: of all heads together, and of each in bins that
+  // hold `merged` of the others, so that every cell stands for equally many tokens.
+  void finish_maps(ThreadPool& pool) {
+    LayerProfile& r = result_;
+    const std::int64_t bins = shape_.bins, merged = (bins + kHeadBins - 1) / kHeadBins;
+    r.head_bins = (bins + merged - 1) / merged;
+    r.map.resize(static_cast<std::size_t>(bins * bins));
+    r.head_map.assign(static_cast<std::size_t>(shape_.heads * r.head_bins * r.head_bins), 0.0f);
+    pool.parallel_for(r.head_bins, [&](std::int64_t row, int) {
+      const std::int64_t end = std::min((row + 1) * merged, bins);
+      std::vector<double> sum(static_cast<std::size_t>(bins));
+      for (std::int64_t i = row * merged; i < end; ++i) {
+        std::fill(sum.begin(), sum.end(), 0.0);
+        for (std::int64_t h = 0; h < shape_.heads; ++h) {
+          const float* from = map_sums_.data() + (h * bins + i) * bins;
+          float* to = r.head_map.data() + (h * r.head_bins + row) * r.head_bins;
+          for (std::int64_t j = 0; j < bins; ++j) {
+            sum[static_cast<std::size_t>(j)] += static_cast<double>(from[j]);
+            to[j / merged] += from[j];
+          }
+        }
+        const double factor = 1.0 / static_cast<double>(queries_in(i, shape_.bin_tokens) * shape_.heads);
+        for (std::int64_t j = 0; j < bins; ++j) {
+          r.map[static_cast<std::size_t>(i * bins + j)] =
+              static_cast<float>(sum[static_cast<std::size_t>(j)] * factor);
+        }
+      }
+      const auto queries = static_cast<float>(queries_in(row, merged * shape_.bin_tokens));
+      for (std::int64_t h = 0; h < shape_.heads; ++h) {
+        float* to = r.head_map.data() + (h * r.head_bins + row) * r.head_bins;
+        for (std::int64_t j = 0; j < r.head_bins; ++j) to[j] /= queries;
+      }
+    });
+  }
+
   LayerProfile finish() {
     LayerProfile& r = result_;
     const auto heads = static_cast<std::size_t>(shape_.heads), bins = static_cast<std::size_t>(shape_.bins);
@@ -468,8 +508,7 @@ class Layer {
     const auto average = [&](std::vector<float>& sums) {  // [..., bins]
       for (std::size_t i = 0; i < sums.size(); ++i) {
         const auto bin = static_cast<std::int64_t>(i % bins);
-        const std::int64_t queries = std::min(shape_.bin_tokens, shape_.tokens - bin * shape_.bin_tokens);
-        sums[i] /= static_cast<float>(queries);
+        sums[i] /= static_cast<float>(queries_in(bin, shape_.bin_tokens));
       }
     };
     for (std::vector<float>* sums :
@@ -494,6 +533,7 @@ class Layer {
   const LayerOptions& options_;
   Shape shape_;
   LayerProfile result_;
+  std::vector<float> map_sums_;  // [heads, bins, bins] of A, query bin by key bin
   std::vector<Strip> strips_;
 };
 

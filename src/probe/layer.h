@@ -15,6 +15,8 @@ inline constexpr std::array<double, 3> kBudgetShares = {0.90, 0.95, 0.99};
 /// Queries of the published sink rate (arXiv 2410.10781), and its threshold.
 inline constexpr std::int64_t kEarlyTokens = 64;
 inline constexpr double kSinkThreshold = 0.3;
+/// Most rows and columns of the map of a single head.
+inline constexpr std::int64_t kHeadBins = 128;
 
 struct LayerOptions {
   std::int64_t map_bins = 512;  // >= 1, most rows and columns of a map
@@ -28,6 +30,8 @@ struct LayerProfile {
   std::int64_t window = 0, sink_tokens = 0;  // of the layer's mask
   bool sink_logit = false;
   std::int64_t bin_tokens = 1, bins = 0;  // bin i of queries or keys holds tokens [i, i + 1) * bin_tokens
+  std::int64_t head_bins =
+      0;  // of the maps of single heads: at most kHeadBins, of as many bins each as need be
 
   std::vector<std::int64_t> sink_counts;  // [n]
   std::vector<std::int64_t> windows;      // [w]
@@ -35,7 +39,8 @@ struct LayerProfile {
   std::vector<float> position;       // [heads, tokens] sum over queries of A on that key
   std::vector<float> distance;       // [heads, tokens] sum over queries of A at that distance (0 = self)
   std::vector<float> early;          // [heads, kEarlyTokens] `position` of the first kEarlyTokens queries
-  std::vector<float> map;            // [heads, bins, bins] sum of A, query bin by key bin
+  std::vector<float> map;            // [bins, bins] share of a query's mass in a bin of keys, mean over heads
+  std::vector<float> head_map;       // [heads, head_bins, head_bins] the same of each head, in coarser bins
   std::vector<float> entropy;        // [heads, bins] mean, natural log, the learned sink as one outcome
   std::vector<float> group_entropy;  // [kv_heads, bins] the same for the mean over the heads of a kv head
   std::vector<float>

@@ -19,7 +19,8 @@ void each_profile_array(Profile& p, const Visit& visit) {
   visit("position", p.position, ArrayShape{p.heads, p.tokens});
   visit("distance", p.distance, ArrayShape{p.heads, p.tokens});
   visit("early", p.early, ArrayShape{p.heads, kEarlyTokens});
-  visit("map", p.map, ArrayShape{p.heads, p.bins, p.bins});
+  visit("map", p.map, ArrayShape{p.bins, p.bins});
+  visit("head_map", p.head_map, ArrayShape{p.heads, p.head_bins, p.head_bins});
   visit("entropy", p.entropy, ArrayShape{p.heads, p.bins});
   visit("group_entropy", p.group_entropy, ArrayShape{p.kv_heads, p.bins});
   visit("budget", p.budget, ArrayShape{shares, p.heads, p.bins});
@@ -31,14 +32,9 @@ void each_profile_array(Profile& p, const Visit& visit) {
   visit("retained", p.retained, ArrayShape{n + 1, w, p.heads});
 }
 
-/// What data.npz holds instead of `map`: shares of a query's mass, the mean over heads [bins, bins], and each head on its own
-/// [heads, side, side], side at most 128.
-std::vector<float> mean_map(const LayerProfile& profile);
-std::vector<float> head_maps(const LayerProfile& profile, std::int64_t& side);
-
-/// Sums of a map into shares: row i of [heads, bins, bins] divided by its queries, and the mean over heads.
-std::vector<float> shares(const float* sums, const LayerProfile& p, std::int64_t heads);
-/// A square map with fewer bins: shares of keys are added, those of queries averaged.
-std::vector<float> shrink_map(const std::vector<float>& map, std::int64_t side, std::int64_t to);
+/// The numbers that each_profile_array's shapes come from, and back.
+std::vector<std::int64_t> profile_numbers(const LayerProfile& profile);
+/// False where their count is another.
+bool read_profile_numbers(const std::vector<std::int64_t>& numbers, LayerProfile& profile);
 
 }  // namespace basin::probe

@@ -30,8 +30,6 @@ void each_array(Result& r, const Visit& visit) {
   visit("pair_error_all", r.pair_error_all, ArrayShape{pairs});
 }
 
-constexpr std::size_t kNumbers = 10;
-
 }  // namespace
 
 std::filesystem::path layer_file(const std::filesystem::path& folder, std::int64_t layer) {
@@ -41,10 +39,7 @@ std::filesystem::path layer_file(const std::filesystem::path& folder, std::int64
 void write_layer(const std::filesystem::path& path, const LayerResult& result) {
   const LayerProfile& p = result.profile;
   NpzWriter file(path);
-  const std::vector<std::int64_t> numbers = {
-      p.tokens,     p.heads,      p.kv_heads, p.window,     p.sink_tokens,
-      p.sink_logit, p.bin_tokens, p.bins,     p.topk_width, 0};
-  file.add("numbers", numbers);
+  file.add("numbers", profile_numbers(p));
   file.add("sink_counts", p.sink_counts);
   file.add("windows", p.windows);
   std::vector<std::int64_t> pairs;
@@ -68,16 +63,7 @@ LayerResult read_layer(const std::filesystem::path& path) {
     LayerResult result;
     LayerProfile& p = result.profile;
     const auto numbers = read_values<std::int64_t>(file, "numbers", DType::i64);
-    if (numbers.size() != kNumbers) throw Error(ErrorCode::corrupt, "'numbers' has another length");
-    p.tokens = numbers[0];
-    p.heads = numbers[1];
-    p.kv_heads = numbers[2];
-    p.window = numbers[3];
-    p.sink_tokens = numbers[4];
-    p.sink_logit = numbers[5] != 0;
-    p.bin_tokens = numbers[6];
-    p.bins = numbers[7];
-    p.topk_width = numbers[8];
+    if (!read_profile_numbers(numbers, p)) throw Error(ErrorCode::corrupt, "'numbers' has another length");
     p.sink_counts = read_values<std::int64_t>(file, "sink_counts", DType::i64);
     p.windows = read_values<std::int64_t>(file, "windows", DType::i64);
     const auto pairs = read_values<std::int64_t>(file, "pairs", DType::i64);

@@ -12,7 +12,8 @@ class ModelPage : ModelView {
  public:
   using ModelView::ModelView;
 
-  Json json(const std::vector<std::string>& lines, const std::vector<std::string>& labels) const {
+  Json json(const std::vector<std::string>& lines, const std::vector<std::string>& labels,
+            ThreadPool& pool) const {
     Json data;
     data["title"] = fmt::format("Where {} looks", s_.model);
     data["subtitle"] = fmt::format("{} tokens, {}", s_.tokens, s_.reading);
@@ -35,11 +36,14 @@ class ModelPage : ModelView {
          {"key", s_.tokens, 0},
          {"query", s_.tokens, 0}});
     maps["causal"] = true;
-    for (const LayerSummary& l : s_.layers) {
+    std::vector<Json> layers(s_.layers.size());
+    pool.parallel_for(std::ssize(layers), [&](std::int64_t i, int) {
+      const LayerSummary& l = s_.layers[static_cast<std::size_t>(i)];
       Json layer = {packed_map(l.map, l.side, kMapLow, kMapHigh)};
       for (const auto& map : l.head_map) layer.push_back(packed_map(map, l.head_side, kMapLow, kMapHigh));
-      maps["layers"].push_back(layer);
-    }
+      layers[static_cast<std::size_t>(i)] = std::move(layer);
+    });
+    maps["layers"] = std::move(layers);
     data["maps"] = maps;
     if (!labels.empty() && labels.size() <= kMostLabels) data["labels"] = labels;
 
@@ -260,8 +264,8 @@ class ModelPage : ModelView {
 }  // namespace
 
 Json model_page(const ModelSummary& summary, const Advice& advice, const std::vector<std::string>& lines,
-                const std::vector<std::string>& labels) {
-  return ModelPage(summary, advice).json(lines, labels);
+                const std::vector<std::string>& labels, ThreadPool& pool) {
+  return ModelPage(summary, advice).json(lines, labels, pool);
 }
 
 }  // namespace basin::probe

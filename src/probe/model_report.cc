@@ -163,11 +163,12 @@ class ModelWords : ModelView {
 }  // namespace
 
 std::vector<std::string> write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
-                                            const Advice& advice, const std::vector<std::string>& labels) {
+                                            const Advice& advice, const std::vector<std::string>& labels,
+                                            ThreadPool& pool) {
   const ModelWords words(summary, advice);
   const std::vector<std::string> lines = words.sentences();
-  write_figures(folder, model_figures(summary, advice));
-  write_text(folder / "report.html", page(model_page(summary, advice, lines, labels)));
+  write_figures(folder, model_figures(summary, advice), pool);
+  write_text(folder / "report.html", page(model_page(summary, advice, lines, labels, pool)));
   write_text(folder / "summary.json", words.summary_json().dump(1) + "\n");
   std::string text;
   for (const std::string& line : lines) text += line + "\n\n";

@@ -98,6 +98,6 @@ class ModelView {
 /// The parts of the report, one file each.
 std::vector<Figure> model_figures(const ModelSummary& summary, const Advice& advice);
 Json model_page(const ModelSummary& summary, const Advice& advice, const std::vector<std::string>& lines,
-                const std::vector<std::string>& labels);
+                const std::vector<std::string>& labels, ThreadPool& pool);
 
 }  // namespace basin::probe

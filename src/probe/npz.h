@@ -49,11 +49,13 @@ class NpzFile {
   Array read(const std::string& name) const;
 
  private:
+  friend class NpzWriter;
   struct Entry {
     std::uint64_t offset, packed_bytes, bytes;
     std::uint32_t checksum;
     bool deflated;
   };
+  const Entry& entry(const std::string& name) const;
   Array read_entry(const Entry& entry) const;
 
   std::string path_;
@@ -75,11 +77,14 @@ class NpzWriter {
   void add(const std::string& name, std::span<const std::int64_t> shape,
            std::span<const std::int32_t> values);
   void add(const std::string& name, std::span<const std::int64_t> values);
+  /// The packed bytes of another file's array, unread. Throws Error(not_found | io).
+  void copy(const std::string& name, const NpzFile& from, const std::string& from_name);
   void finish();
 
  private:
   struct Entry;
   void write(const void* data, std::size_t bytes);
+  void write_local(const Entry& entry);
 
   std::filesystem::path path_;
   std::string temporary_;

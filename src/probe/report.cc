@@ -23,16 +23,15 @@ namespace basin::probe {
 namespace {
 
 // 1.5 pixels per unit: sharp in a document.
-bool rasterise(const std::string& svg, const std::string& png) {
+void rasterise(const std::string& svg, const std::string& png) {
   std::string program = "rsvg-convert", zoom = "--zoom=1.5", output = "--output=" + png, input = svg;
   char* const arguments[] = {program.data(), zoom.data(), output.data(), input.data(), nullptr};
   pid_t child = 0;
-  if (posix_spawnp(&child, program.c_str(), nullptr, nullptr, arguments, environ) != 0) return false;
+  if (posix_spawnp(&child, program.c_str(), nullptr, nullptr, arguments, environ) != 0) return;
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return false;
+    if (errno != EINTR) return;
   }
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 }  // namespace
@@ -52,18 +51,18 @@ void write_text(const std::filesystem::path& path, std::string_view content) {
   throw Error(ErrorCode::io, fmt::format("cannot write {}: {}", path.string(), std::strerror(error)));
 }
 
-bool write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures) {
+void write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures,
+                   ThreadPool& pool) {
   const std::filesystem::path place = folder / "figures";
   std::error_code error;
   std::filesystem::create_directories(place, error);
   if (error) throw Error(ErrorCode::io, fmt::format("cannot make {}: {}", place.string(), error.message()));
-  bool pictures = true;
-  for (const Figure& figure : figures) {
+  pool.parallel_for(std::ssize(figures), [&](std::int64_t i, int) {
+    const Figure& figure = figures[static_cast<std::size_t>(i)];
     const std::filesystem::path path = place / (figure.name + ".svg");
     write_text(path, svg(figure.sheet));
-    pictures = pictures && rasterise(path.string(), (place / (figure.name + ".png")).string());
-  }
-  return pictures;
+    rasterise(path.string(), (place / (figure.name + ".png")).string());
+  });
 }
 
 std::string page(const nlohmann::ordered_json& data) {

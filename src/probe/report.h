@@ -19,8 +19,8 @@ struct Figure {
   Sheet sheet;
 };
 
-/// Writes `folder`/figures/NAME.svg, and NAME.png where rsvg-convert is installed. Returns whether it is.
-bool write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures);
+/// Writes `folder`/figures/NAME.svg, and NAME.png where rsvg-convert is installed.
+void write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures, ThreadPool& pool);
 
 /// The whole page, which needs nothing but itself.
 std::string page(const nlohmann::ordered_json& data);
@@ -41,7 +41,8 @@ std::string coloured_map(const std::vector<float>& map, std::int64_t width, std:
 /// Writes report.html, summary.txt, summary.json and figures/ of a probed model. `labels`: the text of each token, may be
 /// empty. Returns the sentences of the summary.
 std::vector<std::string> write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
-                                            const Advice& advice, const std::vector<std::string>& labels);
+                                            const Advice& advice, const std::vector<std::string>& labels,
+                                            ThreadPool& pool);
 
 /// The null models that a study is held against; empty where they would take too long.
 struct Nulls {
@@ -53,6 +54,6 @@ Nulls null_models(const Study& study, ThreadPool& pool);
 /// Writes report.html, summary.txt, summary.json, counts.csv, data.npz and figures/ of a study of selections. `source`:
 /// what was read, for titles. Returns the sentences of the summary.
 std::vector<std::string> write_trace_report(const std::filesystem::path& folder, const Study& study,
-                                            const Nulls& nulls, const std::string& source);
+                                            const Nulls& nulls, const std::string& source, ThreadPool& pool);
 
 }  // namespace basin::probe

@@ -33,7 +33,7 @@ std::string hash(std::span<const std::byte> bytes) {
 
 nlohmann::json describe(const models::Model& model, std::span<const std::int32_t> tokens,
                         const RunOptions& options) {
-  return {{"schema", "basin.probe.layers/1"},
+  return {{"schema", "basin.probe.layers/2"},
           {"model", options.model},
           {"architecture", model.config().architecture},
           {"parameters", model.parameters()},

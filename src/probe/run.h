@@ -30,9 +30,9 @@ struct RunOptions {
   std::filesystem::path folder;  // where each layer's result goes; made when it is missing
 };
 
-/// What is known of a layer. Of a model with indexers that is what each query selected (profile.topk) and nothing else. Errors are those of its attention output alone, keys at their own positions, on queries
-/// spread over those from which the pair hides something: |O' - O| / |O|, mean over queries. NaN where nothing is hidden
-/// or the layer has a window of its own.
+/// What is known of a layer. Of a model with indexers that is what each query selected (profile.topk) and nothing else. Errors are those of its attention output alone, keys at their own positions: |O' - O| / |O|,
+/// mean over queries, which are spread over those from which every pair of this window hides something. NaN where the layer
+/// has a window of its own.
 struct LayerResult {
   LayerProfile profile;
   std::vector<Pair> pairs;

@@ -14,7 +14,7 @@ namespace basin::probe {
 namespace {
 
 constexpr std::int64_t kSide = 256;             // of a layer's map in the page
-constexpr std::int64_t kPageBytes = 2'000'000;  // of all heads' maps before packing
+constexpr std::int64_t kPageBytes = 4'500'000;  // of all heads' maps before packing
 constexpr int kPointsPerOctave = 6;
 
 // Means of consecutive entries, every one at first and in steps of a constant ratio later. `value(i)` is NaN where there
@@ -72,6 +72,23 @@ std::vector<std::vector<float>> split(const std::vector<float>& values, std::int
   return out;
 }
 
+// Every `merged` bins of a square map as one: shares of keys are added, those of queries averaged.
+std::vector<float> merge_bins(const float* map, std::int64_t bins, std::int64_t merged) {
+  const std::int64_t side = (bins + merged - 1) / merged;
+  std::vector<float> out(static_cast<std::size_t>(side * side), 0.0f);
+  for (std::int64_t i = 0; i < bins; ++i) {
+    const std::int64_t row = i / merged;
+    const auto rows = static_cast<float>(std::min(merged, bins - row * merged));
+    float* to = out.data() + row * side;
+    for (std::int64_t j = 0; j < bins; ++j) to[j / merged] += map[i * bins + j] / rows;
+  }
+  return out;
+}
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
 LayerSummary summarise(const LayerResult& r, std::int64_t head_side) {
   const LayerProfile& p = r.profile;
   LayerSummary s;
@@ -126,11 +143,13 @@ LayerSummary summarise(const LayerResult& r, std::int64_t head_side) {
   const std::int64_t n4 = std::min<std::int64_t>(1, n_count - 1);
   if (n4 >= 0) s.sink4_by_query = mean_over_heads(p.sink_by_query, n4 * p.heads, p);
 
-  s.side = std::min(kSide, p.bins);
-  s.map = shrink_map(shares(p.map.data(), p, p.heads), p.bins, s.side);
-  s.head_side = std::min(head_side, p.bins);
+  const std::int64_t merged = divide_up(p.bins, kSide), head_merged = divide_up(p.head_bins, head_side);
+  s.side = divide_up(p.bins, merged);
+  s.map = merge_bins(p.map.data(), p.bins, merged);
+  s.head_side = divide_up(p.head_bins, head_merged);
   for (std::int64_t h = 0; h < p.heads; ++h) {
-    s.head_map.push_back(shrink_map(shares(p.map.data() + h * p.bins * p.bins, p, 1), p.bins, s.head_side));
+    s.head_map.push_back(
+        merge_bins(p.head_map.data() + h * p.head_bins * p.head_bins, p.head_bins, head_merged));
   }
   return s;
 }
@@ -152,7 +171,7 @@ ModelSummary summarise(const std::filesystem::path& folder, std::int64_t layers)
     }
     const auto head_side = static_cast<std::int64_t>(
         std::sqrt(static_cast<double>(kPageBytes) / static_cast<double>(layers * p.heads)));
-    summary.layers.push_back(summarise(result, std::clamp<std::int64_t>(head_side, 24, 128)));
+    summary.layers.push_back(summarise(result, std::clamp<std::int64_t>(head_side, 24, kHeadBins)));
   }
   return summary;
 }
@@ -163,17 +182,8 @@ void write_data(const std::filesystem::path& folder, std::int64_t layers, const 
     const NpzFile file(layer_file(folder, layer));
     const std::string prefix = fmt::format("layer_{:03}/", layer);
     for (const std::string& name : file.names()) {
-      if (name == "map" || name == "topk") continue;
-      const Array array = file.read(name);
-      out.add(prefix + name, array.dtype, array.shape, array.data);
+      if (name != "topk") out.copy(prefix + name, file, name);
     }
-    const LayerProfile p = read_layer(layer_file(folder, layer)).profile;
-    const std::int64_t shape[] = {p.bins, p.bins};
-    out.add(prefix + "map", shape, mean_map(p));
-    std::int64_t side = 0;
-    const std::vector<float> maps = head_maps(p, side);
-    const std::int64_t head_shape[] = {p.heads, side, side};
-    out.add(prefix + "head_map", head_shape, maps);
   }
   out.finish();
 }

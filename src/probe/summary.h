@@ -49,8 +49,7 @@ struct ModelSummary {
 /// Reads the files of a complete run.
 ModelSummary summarise(const std::filesystem::path& folder, std::int64_t layers);
 
-/// Copies every layer's arrays into one file, names `layer_000/position` and so on. Maps of single heads get 128 bins at
-/// most.
+/// Copies every layer's arrays into one file, names `layer_000/position` and so on.
 void write_data(const std::filesystem::path& folder, std::int64_t layers, const std::filesystem::path& path);
 
 // --- The window advisor ---

@@ -199,10 +199,10 @@ Nulls null_models(const Study& s, ThreadPool& pool) {
 }
 
 std::vector<std::string> write_trace_report(const std::filesystem::path& folder, const Study& study,
-                                            const Nulls& nulls, const std::string& source) {
+                                            const Nulls& nulls, const std::string& source, ThreadPool& pool) {
   const TraceWords words(study, nulls, source);
   const std::vector<std::string> lines = words.sentences();
-  write_figures(folder, trace_figures(study, nulls, source));
+  write_figures(folder, trace_figures(study, nulls, source), pool);
   write_text(folder / "report.html", page(trace_page(study, nulls, source, lines)));
   write_text(folder / "summary.json", words.summary_json().dump(1) + "\n");
   write_text(folder / "counts.csv", words.csv());

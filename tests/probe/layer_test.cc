@@ -13,6 +13,7 @@
 #include "base/kernel_words.h"
 #include "basin/attention/attention.h"
 #include "basin/attention/mask.h"
+#include "probe/run.h"
 
 namespace basin::probe {
 namespace {
@@ -93,6 +94,10 @@ class Problem {
       sink_weight[static_cast<std::size_t>(t)] /= sum;
     }
     return a;
+  }
+
+  double value(std::int64_t key, std::int64_t kv_head, std::int64_t i) const {
+    return static_cast<double>(v[static_cast<std::size_t>((key * setting.h_kv + kv_head) * setting.d + i)]);
   }
 
   Setting setting;
@@ -186,17 +191,20 @@ void compare(const Setting& setting) {
 
   const std::int64_t tokens = setting.tokens, heads = setting.h_q, bins = found.bins;
   const std::int64_t group = setting.h_q / setting.h_kv;
+  const std::int64_t head_tokens = (bins + kHeadBins - 1) / kHeadBins * found.bin_tokens;
+  EXPECT_EQ(found.head_bins, (tokens + head_tokens - 1) / head_tokens);
   const auto n_count = static_cast<std::int64_t>(found.sink_counts.size());
   const auto w_count = static_cast<std::int64_t>(found.windows.size());
   const auto size = [](std::int64_t a, std::int64_t b = 1, std::int64_t c = 1) {
     return std::vector<double>(static_cast<std::size_t>(a * b * c), 0.0);
   };
   std::vector<double> position = size(heads, tokens), distance = position, early = size(heads, kEarlyTokens),
-                      map = size(heads, bins, bins), entropy = size(heads, bins), learned = entropy,
-                      budget = size(3, heads, bins), group_budget = size(3, setting.h_kv, bins),
-                      group_entropy = size(setting.h_kv, bins), group_sink = size(tokens),
-                      sink_mass = size(n_count, heads), sink_by_query = size(n_count, heads, bins),
-                      local = size(w_count, heads), retained = size(n_count + 1, w_count, heads);
+                      map = size(bins, bins), head_map = size(heads, found.head_bins, found.head_bins),
+                      entropy = size(heads, bins), learned = entropy, budget = size(3, heads, bins),
+                      group_budget = size(3, setting.h_kv, bins), group_entropy = size(setting.h_kv, bins),
+                      group_sink = size(tokens), sink_mass = size(n_count, heads),
+                      sink_by_query = size(n_count, heads, bins), local = size(w_count, heads),
+                      retained = size(n_count + 1, w_count, heads);
   std::vector<std::vector<double>> mean(static_cast<std::size_t>(tokens), std::vector<double>(size(tokens)));
   std::vector<std::vector<double>> group_mean = mean;
   const auto at = [](std::vector<double>& values, std::int64_t i) -> double& {
@@ -226,7 +234,9 @@ void compare(const Setting& setting) {
         at(position, h * tokens + j) += x;
         at(distance, h * tokens + t - j) += x;
         if (t < kEarlyTokens) at(early, h * kEarlyTokens + j) += x;
-        at(map, (h * bins + bin) * bins + j / found.bin_tokens) += x;
+        at(map, bin * bins + j / found.bin_tokens) += x / queries / static_cast<double>(heads);
+        at(head_map, (h * found.head_bins + t / head_tokens) * found.head_bins + j / head_tokens) +=
+            x / static_cast<double>(std::min(head_tokens, tokens - t / head_tokens * head_tokens));
         if (x > 0.0) at(entropy, h * bins + bin) -= x * std::log(x) / queries;
         mean[static_cast<std::size_t>(t)][static_cast<std::size_t>(j)] += x;
         double& of_group = group_mean[static_cast<std::size_t>(t)][static_cast<std::size_t>(j)];
@@ -278,6 +288,7 @@ void compare(const Setting& setting) {
   expect_equal(found.distance, distance, tolerance, "distance");
   expect_equal(found.early, early, tolerance, "early");
   expect_equal(found.map, map, tolerance, "map");
+  expect_equal(found.head_map, head_map, tolerance, "maps of heads");
   expect_equal(found.entropy, entropy, tolerance, "entropy");
   expect_equal(found.group_entropy, group_entropy, tolerance, "entropy of a group's mean");
   expect_equal(found.learned_sink, learned, tolerance, "learned sink");
@@ -382,9 +393,88 @@ TEST(LayerProfile, ThreadsDoNotChangeABit) {
     EXPECT_EQ(a.position, other->position);
     EXPECT_EQ(a.distance, other->distance);
     EXPECT_EQ(a.map, other->map);
+    EXPECT_EQ(a.head_map, other->head_map);
     EXPECT_EQ(a.retained, other->retained);
     EXPECT_EQ(a.group_budget, other->group_budget);
   }
+}
+
+// Every pair's error against attention over its keys in double, on the queries that the header promises: spread over those
+// from which every pair of this window hides something.
+void compare_errors(const Setting& setting) {
+  const Problem problem(setting);
+  ThreadPool pool(2);
+  LayerResult result;
+  measure_errors(problem.problem, pool, result);
+  ASSERT_FALSE(result.pairs.empty());
+  const std::int64_t tokens = setting.tokens, d = setting.d;
+  const auto heads = static_cast<std::size_t>(setting.h_q);
+  std::vector<std::vector<double>> weights(heads), sinks(heads);
+  for (std::size_t h = 0; h < heads; ++h)
+    weights[h] = problem.weights(static_cast<std::int64_t>(h), sinks[h]);
+  for (std::size_t i = 0; i < result.pairs.size(); ++i) {
+    const Pair& pair = result.pairs[i];
+    std::int64_t first = 0;
+    for (const Pair& other : result.pairs) {
+      if (other.window == pair.window) first = std::max(first, other.sink_tokens + other.window);
+    }
+    const std::int64_t count = std::min<std::int64_t>(32, tokens - first);
+    std::vector<double> of_head(heads, 0.0);
+    double of_all = 0.0;
+    for (std::int64_t q = 0; q < count; ++q) {
+      const std::int64_t t = first + (2 * q + 1) * (tokens - first) / (2 * count);
+      double error_all = 0.0, size_all = 0.0;
+      for (std::size_t h = 0; h < heads; ++h) {
+        const double* a = weights[h].data() + t * tokens;
+        const std::int64_t kv = static_cast<std::int64_t>(h) / (setting.h_q / setting.h_kv);
+        double kept = sinks[h][static_cast<std::size_t>(t)], error = 0.0, size = 0.0;
+        const auto shown = [&](std::int64_t j) { return j < pair.sink_tokens || j > t - pair.window; };
+        for (std::int64_t j = 0; j <= t; ++j) kept += shown(j) ? a[j] : 0.0;
+        for (std::int64_t x = 0; x < d; ++x) {
+          double whole = 0.0, part = 0.0;
+          for (std::int64_t j = 0; j <= t; ++j) {
+            const double value = a[j] * problem.value(j, kv, x);
+            whole += value;
+            part += shown(j) ? value / kept : 0.0;
+          }
+          error += std::pow(part - whole, 2);
+          size += std::pow(whole, 2);
+        }
+        of_head[h] += std::sqrt(error / size) / static_cast<double>(count);
+        error_all += error;
+        size_all += size;
+      }
+      of_all += std::sqrt(error_all / size_all) / static_cast<double>(count);
+    }
+    const auto close = [&](float found, double expected) {
+      EXPECT_NEAR(static_cast<double>(found), expected, 2e-5 * (1.0 + expected))
+          << pair.sink_tokens << " + " << pair.window;
+    };
+    close(result.pair_error_all[i], of_all);
+    for (std::size_t h = 0; h < heads; ++h) close(result.pair_error[i * heads + h], of_head[h]);
+  }
+}
+
+TEST(OutputErrors, RandomMaps) {
+  compare_errors({});
+}
+TEST(OutputErrors, LearnedSinkSoftcapAndPages) {
+  Setting setting;
+  setting.tokens = 70;  // pairs beside the largest window hide one key, or none
+  setting.sink_logit = true;
+  setting.softcap = 3.0;
+  setting.page_tokens = 16;
+  compare_errors(setting);
+}
+TEST(OutputErrors, AreNotMeasuredWhereTheLayerHasAWindow) {
+  Setting setting;
+  setting.mask = {true, 20, -1, 0};
+  const Problem problem(setting);
+  ThreadPool pool(1);
+  LayerResult result;
+  measure_errors(problem.problem, pool, result);
+  ASSERT_FALSE(result.pair_error_all.empty());
+  for (const float error : result.pair_error_all) EXPECT_TRUE(std::isnan(error));
 }
 
 using Counts = std::array<std::int64_t, 3>;

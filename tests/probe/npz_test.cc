@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -53,6 +54,33 @@ TEST_F(NpzTest, RoundTrip) {
   std::memcpy(&second, file.read("numbers").data + 8, 8);
   EXPECT_EQ(second, -2);
   EXPECT_THROW(static_cast<void>(file.read("c")), Error);
+}
+
+TEST_F(NpzTest, CopiesHoldTheBytesOfTheOther) {
+  std::vector<float> values(5000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sqrt(static_cast<float>(i));
+  const std::int64_t shape[] = {50, 100};
+  NpzWriter first(path_);
+  first.add("numbers", std::vector<std::int64_t>{1, -2, 3});
+  first.add("values", shape, std::span<const float>(values));
+  first.finish();
+  const fs::path other = path_.string() + ".copy";
+  {
+    const NpzFile from(path_);
+    NpzWriter writer(other);
+    writer.copy("a/values", from, "values");
+    writer.add("more", std::vector<std::int64_t>{4});
+    writer.copy("a/numbers", from, "numbers");
+    EXPECT_THROW(writer.copy("none", from, "none"), Error);
+    writer.finish();
+  }
+  const NpzFile file(other);
+  EXPECT_THAT(file.names(), testing::ElementsAre("a/numbers", "a/values", "more"));
+  const Array copied = file.read("a/values");
+  EXPECT_THAT(copied.shape, testing::ElementsAre(50, 100));
+  EXPECT_EQ(std::memcmp(copied.data, values.data(), values.size() * 4), 0);
+  EXPECT_EQ(file.read("a/numbers").elements(), 3);
+  fs::remove(other);
 }
 
 TEST_F(NpzTest, NothingAppearsUnlessFinished) {
