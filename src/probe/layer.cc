@@ -35,11 +35,12 @@ struct Shape {
 
 // Sums over the queries of a strip.
 struct Strip {
-  std::vector<double> position, distance;  // [heads, tokens]
-  std::vector<double> early;               // [heads, kEarlyTokens]
-  std::vector<double> sink_mass;           // [n, heads] over queries that see more than n keys
-  std::vector<double> local_mass;          // [w, heads]
-  std::vector<double> retained;            // [n + 1, w, heads] of shares
+  std::vector<double> position;    // [heads, tokens]
+  std::vector<double> distance;    // [heads, tokens] from the farthest to 0
+  std::vector<double> early;       // [heads, kEarlyTokens]
+  std::vector<double> sink_mass;   // [n, heads] over queries that see more than n keys
+  std::vector<double> local_mass;  // [w, heads]
+  std::vector<double> retained;    // [n + 1, w, heads] of shares
   double largest_row_error = 0.0;
 
   void resize(const Shape& s) {
@@ -497,6 +498,9 @@ class Layer {
     };
     r.position = add_up(&Strip::position);
     r.distance = add_up(&Strip::distance);
+    for (std::int64_t h = 0; h < shape_.heads; ++h) {
+      std::reverse(r.distance.begin() + h * shape_.tokens, r.distance.begin() + (h + 1) * shape_.tokens);
+    }
     r.early = add_up(&Strip::early);
     r.sink_mass = add_up(&Strip::sink_mass);
     r.local_mass = add_up(&Strip::local_mass);

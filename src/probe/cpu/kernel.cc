@@ -149,18 +149,20 @@ BASIN_INLINE void flush(const Gather& gather, std::int64_t begin, std::int64_t e
       const std::int64_t bin = (begin + i) / gather.key_bin;
       std::int64_t stop = (bin + 1) * gather.key_bin - begin;
       if (stop > keys) stop = keys;
-      float sum = 0.0f;
-      for (; i < stop; ++i) sum += column[i];
-      map[bin] += sum;
+      Array<float, 4> sum = {};  // additions that need not wait for one another
+      for (; i + 4 <= stop; i += 4) {
+        for (int j = 0; j < 4; ++j) sum[j] += column[i + j];
+      }
+      for (; i < stop; ++i) sum[0] += column[i];
+      map[bin] += (sum[0] + sum[1]) + (sum[2] + sum[3]);
     }
-    // Entry i holds the keys at this distance; those that no query sees are zero.
+    // Entry i holds the keys at the distance farthest - i.
     const std::int64_t farthest = gather.first_position - begin + gather.queries - 1;
-    double* distance = gather.distance + head * gather.key_stride;
-    const int diagonals = kTileKeys + gather.queries - 1;
-    for (int i = 0; i < diagonals && i <= farthest; ++i) {
-      if (farthest - i < gather.key_stride)
-        distance[farthest - i] += static_cast<double>(scratch.diagonal[head][i]);
-    }
+    double* distance = gather.distance + (head + 1) * gather.key_stride - 1 - farthest;
+    std::int64_t diagonals = kTileKeys + gather.queries - 1;
+    if (diagonals > farthest + 1) diagonals = farthest + 1;  // keys behind all queries
+    for (std::int64_t i = 0; i < diagonals; ++i)
+      distance[i] += static_cast<double>(scratch.diagonal[head][i]);
   }
   const F16 factor = set(1.0f / static_cast<float>(gather.group));
   for (int query = 0; query < gather.queries; ++query) {

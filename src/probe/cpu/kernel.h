@@ -24,7 +24,7 @@ struct Gather {
   int cut_count;
 
   double* position;  // [group, key_stride] by key
-  double* distance;  // [group, key_stride] by query position - key position
+  double* distance;  // [group, key_stride] by key_stride - 1 - (query position - key position)
   std::int64_t key_stride;
   float* map;  // [group, map_stride] by key / key_bin
   std::int64_t map_stride, key_bin;
