@@ -63,14 +63,18 @@ class SeenKeys {
   std::vector<std::uint64_t> words_;
 };
 
+// Queries that a task takes one kv head after the other, so that the keys which they share are found in a cache.
+constexpr std::int64_t kTaskQueries = 16;
+
 // Kept by its thread.
 struct Workspace {
-  SeenKeys seen;
+  std::array<SeenKeys, kTaskQueries> seen;
   ScratchBuffer<float> queries, sink_queries, acc, kernel_scratch;
 };
 
 // One pass over a query's keys: `rows` heads of one kv head, from query head `head` on.
-void run_rows(const Forward& p, const Query& query, std::int64_t head, int rows, Workspace& memory) {
+void run_rows(const Forward& p, const Query& query, const SeenKeys& seen, std::int64_t head, int rows,
+              Workspace& memory) {
   const std::int64_t h_kv = p.k.shape[static_cast<std::size_t>(p.k.rank - 2)];
   const std::int64_t kv_head = head / (p.q.shape[1] / h_kv), token = query.sequence->q_begin + query.number;
   SparseRows to{};
@@ -79,8 +83,8 @@ void run_rows(const Forward& p, const Query& query, std::int64_t head, int rows,
   to.d_v = static_cast<int>(p.out.shape[2]);
   to.rows = rows;
   to.sink_tokens = p.spec.mask.sink_tokens;
-  to.seen = memory.seen.data();
-  to.words = memory.seen.size();
+  to.seen = seen.data();
+  to.words = seen.size();
   to.k = key_rows(p.k, *query.sequence, kv_head);
   to.v = key_rows(p.v, *query.sequence, kv_head);
   Block arithmetic{};
@@ -139,19 +143,27 @@ void forward(const Forward& p, const Selection& selection, ThreadPool& pool) {
   const std::int64_t blocks = ceil_div(group, wide), passes = h_kv * blocks;
   const std::int64_t pieces =
       few ? std::min(passes, ceil_div(4 * pool.threads(), std::max<std::int64_t>(count, 1))) : 1;
+  const std::int64_t together = std::clamp<std::int64_t>(count / (4 * pool.threads()), 1, kTaskQueries);
   const auto run_task = [&](std::int64_t task, int) {
     thread_local Workspace memory;
-    const Query& query = queries[static_cast<std::size_t>(task / pieces)];
+    const std::int64_t begin = task / pieces * together, end = std::min(begin + together, count);
     const std::int64_t piece = task % pieces;
-    memory.seen.fill(p, selection, query);
+    const auto each_query = [&](const auto& body) {
+      for (std::int64_t i = begin; i < end; ++i)
+        body(queries[static_cast<std::size_t>(i)], memory.seen[static_cast<std::size_t>(i - begin)]);
+    };
+    each_query([&](const Query& query, SeenKeys& seen) { seen.fill(p, selection, query); });
     for (std::int64_t pass = piece * passes / pieces; pass < (piece + 1) * passes / pieces; ++pass) {
       const std::int64_t first = pass % blocks * wide;
-      run_rows(p, query, pass / blocks * group + first, static_cast<int>(std::min(wide, group - first)),
-               memory);
+      each_query([&](const Query& query, const SeenKeys& seen) {
+        run_rows(p, query, seen, pass / blocks * group + first,
+                 static_cast<int>(std::min(wide, group - first)), memory);
+      });
     }
   };
-  if (!serial) return pool.parallel_for(count * pieces, run_task);
-  for (std::int64_t task = 0; task < count; ++task) run_task(task, 0);
+  const std::int64_t tasks = ceil_div(count, together) * pieces;
+  if (!serial) return pool.parallel_for(tasks, run_task);
+  for (std::int64_t task = 0; task < tasks; ++task) run_task(task, 0);
 }
 
 }  // namespace basin::attention::cpu

@@ -1,6 +1,7 @@
 // The micro-kernels of sparse attention. One source for every target.
 //
-// Heads lie in lanes, so that a key is broadcast and never transposed: keys far apart cost no more than neighbours. Seen keys are
+// Heads lie in lanes, so that a key is broadcast and never transposed: keys far apart cost no more than neighbours. Where heads are
+// too few to fill the lanes, the keys of a batch are transposed for their scores, whatever lies between them. Seen keys are
 // taken up to kTileKeys at a time, in whole tiles; a run is what one of these tiles has of them.
 #include "attention/cpu/sparse_kernel.h"
 
@@ -9,11 +10,14 @@
 namespace basin::attention::cpu::BASIN_TARGET {
 namespace {
 
-constexpr int kHeadGroups = kSparseRows / kLanes;
+// Heads up to which transposing sixteen keys costs less than the lanes that stay empty: 20 operations a key and 6 a head at d = 128,
+// against 128 for up to sixteen heads.
+constexpr int kFewHeads = 8;
 
 struct SparseScratch {
-  alignas(64) float x[kTileKeys][kSparseRows];        // scores, then probabilities rounded to V's type
-  alignas(64) float rescale[kTileKeys][kSparseRows];  // of each run
+  alignas(64) float keys[kTileKeys * kMaxSparseHead];  // transposed, for few heads
+  alignas(64) float x[kTileKeys][kSparseRows];         // scores, then probabilities rounded to V's type
+  alignas(64) float rescale[kTileKeys][kSparseRows];   // of each run
   alignas(64) float m[kSparseRows];
   alignas(64) float l[kLanes][kSparseRows];
   alignas(64) float acc[kSparseRows * kMaxSparseHead];
@@ -56,13 +60,12 @@ BASIN_INLINE bool take_batch(const SparseRows& rows, std::int64_t& word, Batch& 
   return batch.keys > 0;
 }
 
-// Asks for the rows of a batch while the one before it is computed: keys far apart are found by no hardware prefetcher.
-BASIN_INLINE void fetch(const Batch& batch, int key_bytes, int value_bytes) {
-  constexpr int kLine = 64;
-  for (int i = 0; i < batch.keys; ++i) {
-    for (int at = 0; at < key_bytes; at += kLine) __builtin_prefetch(batch.key[i] + at);
-    if (batch.value[i] == batch.key[i]) continue;  // a latent: its first part
-    for (int at = 0; at < value_bytes; at += kLine) __builtin_prefetch(batch.value[i] + at);
+// Asks for some rows of a batch while the one before it is computed: keys far apart are found by no hardware prefetcher. They go
+// to the second cache; the first has not room for two batches.
+BASIN_INLINE void fetch(const std::byte* const* row, int count, int bytes) {
+  constexpr int kLine = 64, kSecondCache = 2;
+  for (int i = 0; i < count; ++i) {
+    for (int at = 0; at < bytes; at += kLine) __builtin_prefetch(row[i] + at, 0, kSecondCache);
   }
 }
 
@@ -91,9 +94,33 @@ BASIN_INLINE void score_keys(const std::byte* const* key, const float* q, int n,
   });
 }
 
+// The same with keys in lanes, for few heads; q is [rows, n].
+template <Storage kStorage>
+void score_few_heads(const SparseRows& rows, const Batch& batch, int first, int last, const float* q,
+                     SparseScratch& scratch) {
+  const int n = steps<kStorage>(rows.d_qk), groups = (last - first + kLanes - 1) / kLanes;
+  const std::byte* key[kTileKeys];
+  for (int i = 0; i < groups * kLanes; ++i) key[i] = batch.key[first + i < last ? first + i : first];
+  for (int g = 0; g < groups; ++g)
+    pack_group<kStorage>(key + g * kLanes, 0, rows.d_qk,
+                         scratch.keys + static_cast<std::ptrdiff_t>(g) * n * kLanes);
+  for (int row = 0; row < rows.rows; row += kMaxRows) {
+    const int left = rows.rows - row;
+    with_rows(left < kMaxRows ? left : kMaxRows, [&](auto r) BASIN_LAMBDA {
+      alignas(64) Matrix<float, r, kTileKeys> x;
+      score_groups<kStorage, r>(q + static_cast<std::ptrdiff_t>(row) * n, n, scratch.keys, 0, groups, x);
+      for (int i = first; i < last; ++i)
+        unroll<r>([&](auto head) BASIN_LAMBDA { scratch.x[i][row + head] = x[head][i - first]; });
+    });
+  }
+}
+
 template <Storage kStorage>
 void score_batch(const SparseRows& rows, const Batch& batch, int first, int last, const void* queries,
                  SparseScratch& scratch) {
+  if (rows.rows <= kFewHeads) {
+    return score_few_heads<kStorage>(rows, batch, first, last, static_cast<const float*>(queries), scratch);
+  }
   const int n = steps<kStorage>(rows.d_qk);
   const int groups = (rows.rows + kLanes - 1) / kLanes;
   const float* q = static_cast<const float*>(queries);
@@ -129,6 +156,14 @@ BASIN_INLINE F16 zero_where_no_key(const F16& m) {
                   BASIN_LAMBDA { return hn::IfThenElse(hn::Eq(m.part[i], none), hn::Zero(D()), m.part[i]); });
 }
 
+// A product with 1 changes nothing.
+BASIN_INLINE bool all_one(const F16& a) {
+  const V one = hn::Set(D(), 1.0f);
+  bool all = true;
+  unroll<kParts>([&](auto i) BASIN_LAMBDA { all &= hn::AllTrue(D(), hn::Eq(a.part[i], one)); });
+  return all;
+}
+
 // Scores to probabilities, run by run, for one group of heads.
 template <Storage kStorage>
 BASIN_INLINE void softmax_group(const SparseRows& rows, const Batch& batch, int at, SparseScratch& scratch) {
@@ -148,8 +183,10 @@ BASIN_INLINE void softmax_group(const SparseRows& rows, const Batch& batch, int 
     const F16 reference = zero_where_no_key(m);
     const F16 factor = exp2(sub(old, reference));
     store(factor, scratch.rescale[run] + at);
-    for (int lane = 0; lane < kLanes; ++lane)
-      store(mul(load(scratch.l[lane] + at), factor), scratch.l[lane] + at);
+    if (!all_one(factor)) {
+      for (int lane = 0; lane < kLanes; ++lane)
+        store(mul(load(scratch.l[lane] + at), factor), scratch.l[lane] + at);
+    }
     for (int i = begin; i < batch.run_end[run]; ++i) {
       const F16 p = exp2(sub(load(scratch.x[i] + at), reference));
       float* l = scratch.l[batch.position[i] % kLanes] + at;
@@ -195,7 +232,7 @@ BASIN_INLINE void accumulate_rows(const SparseRows& rows, const Batch& batch, in
 
 template <Storage kStorage>
 void accumulate_batch(const SparseRows& rows, const Batch& batch, SparseScratch& scratch) {
-  // Runs that moved no head's maximum: a product with 1 changes nothing.
+  // Runs that moved no head's maximum change nothing.
   bool rescaled[kTileKeys];
   for (int run = 0; run < batch.runs; ++run) {
     rescaled[run] = false;
@@ -251,6 +288,7 @@ template <Storage kStorage>
 void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memory) {
   SparseScratch& scratch = *static_cast<SparseScratch*>(memory);
   clear(rows.rows, rows.d_v, m, l, 1, acc);
+  if (rows.rows <= kFewHeads) __builtin_memset(scratch.x, 0, sizeof(scratch.x));  // lanes without a head
   Batch batches[2];
   std::int64_t word = 0, segment = -1;
   bool more = take_batch(rows, word, batches[0]);
@@ -258,7 +296,7 @@ void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memo
     const Batch& batch = batches[at];
     Batch& next = batches[1 - at];
     more = take_batch(rows, word, next);
-    fetch(next, rows.d_qk * stored_bytes<kStorage>(), rows.d_v * stored_bytes<kStorage>());
+    fetch(next.key, next.keys, rows.d_qk * stored_bytes<kStorage>());
     if (batch.segment != segment) {
       if (segment >= 0) fold_segment(rows, scratch, m, l, acc);
       clear(rows.rows, rows.d_v, scratch.m, scratch.l[0], kLanes, scratch.acc);
@@ -268,6 +306,8 @@ void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memo
     while (rows.q_sink != nullptr && sinks < batch.keys && batch.position[sinks] < rows.sink_tokens) ++sinks;
     score_batch<kStorage>(rows, batch, 0, sinks, rows.q_sink, scratch);
     score_batch<kStorage>(rows, batch, sinks, batch.keys, rows.q, scratch);
+    if (next.keys > 0 && next.value[0] != next.key[0])  // else a latent: its first part
+      fetch(next.value, next.keys, rows.d_v * stored_bytes<kStorage>());
     for (int group = 0; group < rows.rows; group += kLanes)
       softmax_group<kStorage>(rows, batch, group, scratch);
     accumulate_batch<kStorage>(rows, batch, scratch);
@@ -277,6 +317,7 @@ void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memo
 
 template <Storage kStorage>
 void pack_rows(int d, int rows, const std::byte* const* row, float* out) {
+  if (rows <= kFewHeads) return pack_queries<kStorage>(d, rows, row, out);
   const int n = steps<kStorage>(d);
   for (int begin = 0; begin < rows; begin += kLanes) {
     const std::byte* group[kLanes];

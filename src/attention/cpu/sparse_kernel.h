@@ -42,7 +42,7 @@ struct SparseKernel {
   std::size_t scratch_bytes;        // of `run`, 64-byte aligned
   std::size_t index_scratch_bytes;  // of `index`
 
-  /// Heads in lanes: out[ceil(rows / kLanes), steps, kLanes].
+  /// Heads in lanes, out[ceil(rows / kLanes), steps, kLanes]; few heads in rows, out[rows, steps].
   void (*pack_heads)(Storage storage, int d, int rows, const std::byte* const* row, void* out);
 
   /// The state over all seen keys, folded: m and l [kSparseRows] (base 2), acc [rows, d_v].

@@ -59,7 +59,7 @@ class CpuSparse : public CpuTest {
   }
 
   static std::vector<Shape> shapes(DType dtype) {
-    std::vector<Shape> result(5);
+    std::vector<Shape> result(7);
     result[1].h_q = 70;  // two passes, the second of them not full
     result[1].h_kv = 1;
     result[1].sink_logit.assign(70, 0.5f);
@@ -68,6 +68,12 @@ class CpuSparse : public CpuTest {
     result[3].spec.softcap = 2.0;
     result[3].spec.mask = {.window = 300, .sink_tokens = 70};
     result[4].spec.mask = {.causal = false, .window = 40, .window_right = 9};
+    result[5].h_q = 16;  // the most heads whose keys lie in lanes, and one more
+    result[5].h_kv = 2;
+    result[5].spec.mask = {.window = 90, .sink_tokens = 70};
+    result[5].q_sink = true;
+    result[6].h_q = 9;
+    result[6].h_kv = 1;
     for (Shape& shape : result) {
       shape.dtype = dtype;
       shape.d_qk = 48;
