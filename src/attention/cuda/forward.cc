@@ -73,6 +73,11 @@ sm90::Arguments arguments_of(const Forward& p, const sm90::Shape& shape, const s
   a.block_tokens = plan.block_tokens;
   a.max_blocks = narrow(plan.blocks);
   a.max_segments = narrow(plan.segments);
+  if (plan.path == sm90::Path::decode) {
+    a.gangs = plan.gangs;
+    a.fold_threads = plan.fold_threads;
+    a.fold_segments = plan.fold_segments;
+  }
   return a;
 }
 
@@ -115,6 +120,20 @@ void forward(const Forward& p, void* workspace, std::size_t bytes, CUstream_st* 
   expect_success(cudaLaunchKernelExC(&config, instance.kernel,
                                      plan.path == sm90::Path::prefill ? for_prefill : for_decode),
                  "launching attention");
+  if (plan.fold_ctas == 0) return;
+
+  // It starts while the first kernel still runs, and waits there.
+  prepare({instance.fold, sm90::kFoldThreads, sm90::kFoldMemory}, device);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  config.gridDim = dim3(static_cast<unsigned>(plan.fold_ctas));
+  config.blockDim = dim3(sm90::kFoldThreads);
+  config.dynamicSmemBytes = static_cast<std::size_t>(plan.fold_bytes);
+  config.attrs = &early;
+  config.numAttrs = 1;
+  void* for_fold[] = {&arguments};
+  expect_success(cudaLaunchKernelExC(&config, instance.fold, for_fold), "launching the fold of attention");
 }
 
 }  // namespace basin::attention::cuda

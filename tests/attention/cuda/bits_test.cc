@@ -127,9 +127,9 @@ TEST_F(CudaAttentionBits, LongDecodeIsSplitWithoutTrace) {
   }
 }
 
-// Rows of more than 64 segments are folded by all CTAs when everything has been computed.
-TEST_F(CudaAttentionBits, VeryLongDecodeIsFoldedByEveryone) {
-  for (const std::int64_t d : {64, 128}) {
+// More segments than the fold holds at once.
+TEST_F(CudaAttentionBits, VeryLongDecodeIsFoldedInParts) {
+  for (const std::int64_t d : {64, 128, 256}) {
     SCOPED_TRACE(d);
     Shape shape;
     shape.h_q = 4;
@@ -137,7 +137,7 @@ TEST_F(CudaAttentionBits, VeryLongDecodeIsFoldedByEveryone) {
     shape.d_qk = shape.d_v = d;
     shape.sink_logit = std::vector<float>{0.5f, -1.0f, 2.0f, 8.0f};
     shape.spec.mask = {.sink_tokens = 4};
-    const std::int64_t tokens = 70001;
+    const std::int64_t tokens = 140001;
     const Bits prefill = run_bits(shape, {{3, 80, tokens}});
     const std::vector<Part> long_and_short = {
         {4, 1, 100}, {3, 1, tokens}, {5, 0, 7}, {3, 7, tokens}, {6, 2, 9000}};
@@ -162,6 +162,30 @@ TEST_F(CudaAttentionBits, LongRowsWholeAndShared) {
   std::vector<Bits> alone;
   for (const std::int64_t tokens : lengths) alone.push_back(run_bits(shape, {{1, 1, tokens}}, layout));
   for (std::size_t i = 0; i < parts.size(); ++i) EXPECT_EQ(together[i], alone[i % 3][0]) << i;
+}
+
+// Sequences of all lengths over many gangs: rows that one gang has whole, and rows that several share.
+TEST_F(CudaAttentionBits, GangsOfAnyShape) {
+  for (const auto& [what, shape] : shapes()) {
+    SCOPED_TRACE(what);
+    const std::vector<Part> kinds = {{1, 1, 900}, {1, 2, 3333}, {1, 1, 8192}, {1, 2, 40001}};
+    const Layout layout{.page_tokens = 64, .shared_keys = true};
+    std::vector<Bits> alone;
+    for (const Part& kind : kinds) alone.push_back(run_bits(shape, {kind}, layout));
+    for (const std::size_t batch : {21u, 90u}) {
+      std::vector<Part> parts;
+      for (std::size_t i = 0; i < batch; ++i) parts.push_back(kinds[i * (i + 1) / 2 % kinds.size()]);
+      const Bits together = run_bits(shape, parts, layout);
+      auto row = together.begin();
+      for (std::size_t i = 0; i < batch; ++i) {
+        const Bits& want = alone[i * (i + 1) / 2 % kinds.size()];
+        const auto count = static_cast<std::ptrdiff_t>(want.size());
+        ASSERT_EQ(first_difference(want, Bits(row, row + count)), std::string())
+            << "sequence " << i << " of " << batch;
+        row += count;
+      }
+    }
+  }
 }
 
 TEST_F(CudaAttentionBits, AloneOrInABatch) {

@@ -165,6 +165,33 @@ TEST(AttentionCudaPlan, TheWorkspaceHoldsEverySegmentOfEveryRow) {
   }
 }
 
+TEST(AttentionCudaPlan, EverySequenceThatGangsShareIsFolded) {
+  const auto fold = [](std::int64_t batch, std::int64_t q_tokens, std::int64_t max_kv) {
+    return plan(shape(batch, 64, 8, 64, q_tokens, max_kv), kMultiprocessors);
+  };
+  EXPECT_EQ(fold(1, 1, 1024).fold_ctas, 0) << "one segment";
+  EXPECT_EQ(fold(500, 1, 1024).fold_ctas, 0);
+  EXPECT_EQ(fold(1, 1, 8192).fold_ctas, 64 / 4) << "a warp folds few segments";
+  EXPECT_EQ(fold(1, 1, 131072).fold_ctas, 64);
+  EXPECT_EQ(fold(8, 1, 131072).fold_ctas, 8 * 64);
+  EXPECT_EQ(fold(500, 1, 131072).fold_ctas, 32 * 64) << "33 gangs have 32 borders";
+  EXPECT_EQ(fold(500, 8, 131072).fold_ctas, 500 * 64 * 8) << "64 rows are always saved";
+  EXPECT_EQ(fold(500, 8, 1000).fold_ctas, 500 * 64 * 8 / 4);
+  EXPECT_EQ(fold(1, 1, 131072).fold_bytes, 200 * 1024) << "a multiprocessor for each";
+  EXPECT_EQ(fold(3, 1, 131072).fold_bytes, 100 * 1024);
+  for (const std::int64_t d : {64, 128, 192, 256}) {
+    for (const std::int64_t max_kv : {2000, 20000, 200000}) {
+      const Plan p = plan(shape(500, 8, 8, d, 1, max_kv), kMultiprocessors);
+      if (p.segments == 1) continue;
+      const int rows = kFoldThreads / p.fold_threads;
+      EXPECT_GE(p.fold_bytes, rows * fold_bytes(p.d_v, p.fold_segments));
+      EXPECT_LE(p.fold_bytes, kFoldMemory);
+      EXPECT_LE(p.fold_segments, p.fold_threads) << "no thread has two";
+      EXPECT_EQ(p.fold_threads == 32, p.segments <= 32);
+    }
+  }
+}
+
 TEST(AttentionCudaPlan, AbsurdBoundsDoNotWrap) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 30) - 1;
   const Plan prefill = plan(shape(kMost, kMost, 1, 64, kMost, kMost), kMultiprocessors);
@@ -196,6 +223,7 @@ TEST(AttentionCudaPlan, EveryPlanHasItsKernel) {
           EXPECT_GT(instance.shared_bytes, 0);
           EXPECT_EQ(instance.threads % 32, 0);
           EXPECT_LE(instance.threads, 1024);
+          EXPECT_EQ(instance.fold != nullptr, p.path == Path::decode);
           if (std::find(kernels.begin(), kernels.end(), instance.kernel) == kernels.end())
             kernels.push_back(instance.kernel);
         }

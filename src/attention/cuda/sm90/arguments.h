@@ -53,6 +53,9 @@ struct Arguments {
   int block_tokens = 0;               // extend: query tokens of a block of rows
   int max_blocks = 0;                 // extend: of one sequence
   int max_segments = 0;               // decode, extend: of one row
+  int gangs = 0;                      // decode: groups of h_kv CTAs, one for each key head
+  int fold_threads = 0;               // decode: that fold one row of saved segments
+  int fold_segments = 0;              // decode: that they hold at once
 };
 
 }  // namespace basin::attention::sm90

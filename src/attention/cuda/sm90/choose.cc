@@ -7,13 +7,25 @@
 namespace basin::attention::sm90 {
 namespace {
 
-/// As many as registers and shared memory hold (decode.cuh).
-int decode_ctas_per_multiprocessor(const Plan& plan) {
-  return plan.rows * plan.d_qk <= 1024 && !plan.alone ? 2 : 1;
-}
-
 int grid(std::int64_t units, std::int64_t most) {
   return static_cast<int>(std::clamp<std::int64_t>(units, 1, most));
+}
+
+/// The fold of rows that the decode kernel does not fold itself.
+void plan_fold(const Shape& shape, int multiprocessors, Plan& plan) {
+  const bool folds = decode_folds(plan.rows, plan.d_v);
+  if (folds && (plan.segments == 1 || plan.gangs == 1)) return;
+  // Those of sequences that gangs share, at most one at each border between gangs.
+  const std::int64_t sequences = folds ? std::min<std::int64_t>(shape.batch, plan.gangs - 1) : shape.batch;
+  const std::int64_t rows =
+      product(product(sequences, shape.h_q), std::max<std::int64_t>(shape.max_q_tokens, 1));
+  plan.fold_threads = plan.segments <= kWarpFoldSegments ? 32 : kFoldThreads;
+  plan.fold_segments = fold_segments(plan.d_v, plan.fold_threads, plan.segments);
+  plan.fold_ctas = divide_up(rows, kFoldThreads / plan.fold_threads);
+  // More memory than they need spreads few CTAs over all multiprocessors.
+  const std::int64_t share = kFoldMemory / divide_up(plan.fold_ctas, multiprocessors);
+  const int needed = kFoldThreads / plan.fold_threads * fold_bytes(plan.d_v, plan.fold_segments);
+  plan.fold_bytes = static_cast<int>(std::max<std::int64_t>(share, needed));
 }
 
 }  // namespace
@@ -52,10 +64,10 @@ Plan plan(const Shape& shape, int multiprocessors) {
     plan.path = Path::prefill;
     plan.rows = sizes.prefill_rows;
     plan.units = product(product(shape.batch, shape.h_q), divide_up(q_tokens, plan.rows));
-    plan.ctas = grid(plan.units, std::min(multiprocessors, kMaxPrefillCtas));
+    plan.ctas = grid(plan.units, std::min(multiprocessors, kMaxMultiprocessors));
     if (shape.max_kv_tokens > sizes.segment_keys) {  // else there is nothing to fold
       plan.workspace_bytes += static_cast<std::size_t>(sizes.total_bytes) *
-                              static_cast<std::size_t>(grid(plan.units, kMaxPrefillCtas));
+                              static_cast<std::size_t>(grid(plan.units, kMaxMultiprocessors));
     }
     return plan;
   }
@@ -67,10 +79,11 @@ Plan plan(const Shape& shape, int multiprocessors) {
   plan.units = product(product(shape.batch, shape.h_kv), plan.segments);
   plan.alone = plan.rows == 8 && plan.d_qk <= 128 && plan.units <= multiprocessors;
   // The kernel deals segments to gangs of h_kv CTAs, one for each key head.
-  const std::int64_t gangs =
-      std::min(std::int64_t{decode_ctas_per_multiprocessor(plan)} * multiprocessors / shape.h_kv,
-               product(shape.batch, plan.segments));
-  plan.ctas = static_cast<int>(std::max<std::int64_t>(gangs, 1) * shape.h_kv);
+  const std::int64_t resident =
+      std::int64_t{decode_ctas_per_multiprocessor(plan.rows, plan.d_qk, plan.alone)} * multiprocessors;
+  plan.gangs = grid(product(shape.batch, plan.segments), std::max<std::int64_t>(resident / shape.h_kv, 1));
+  plan.ctas = static_cast<int>(plan.gangs * shape.h_kv);
+  plan_fold(shape, multiprocessors, plan);
   // A saved segment: accumulators, then (m, l), of every row.
   const std::int64_t state_bytes = std::int64_t{plan.rows} * (plan.d_v + 2) * 4;
   plan.workspace_bytes += static_cast<std::size_t>(product(plan.units, state_bytes));

@@ -57,11 +57,33 @@ constexpr std::int64_t state_floats(std::int64_t rows, std::int64_t d_v) {
   return (rows * (d_v + 2) + 3) / 4 * 4;
 }
 
-/// Prefill CTAs whose running totals the workspace holds: one for each multiprocessor of the largest sm_90 chip.
-inline constexpr int kMaxPrefillCtas = 144;
+/// Of the largest sm_90 chip: the workspace does not depend on the device.
+inline constexpr int kMaxMultiprocessors = 144;
 
-/// Counters at the start of the workspace: some for all CTAs, then for each block of rows of decode (one for each
-/// sequence and key head) and extend its saved segments and a place in the queue of blocks to fold (fold_queue.cuh).
+/// Whether the registers of a decode CTA hold the running totals of its rows beside a segment. Otherwise all segments are saved.
+constexpr bool decode_folds(int rows, int d_v) {
+  return rows <= 32 && rows * d_v <= 4096;
+}
+/// As many CTAs as registers and shared memory of a multiprocessor hold.
+constexpr int decode_ctas_per_multiprocessor(int rows, int d_qk, bool alone) {
+  return rows * d_qk <= 1024 && !alone ? 2 : 1;
+}
+
+/// Rows of few segments are folded by a warp, others by a CTA of kFoldThreads.
+inline constexpr int kFoldThreads = 128;
+inline constexpr int kWarpFoldSegments = 32;
+/// Saved segments that a fold of `threads` threads holds in shared memory at once, and the bytes that they take there.
+constexpr int fold_segments(int d_v, int threads, std::int64_t max_segments) {
+  const int most = 64 * threads / d_v;
+  return max_segments < most ? static_cast<int>(max_segments) : most;
+}
+inline constexpr int kFoldMemory = 200 * 1024;  // of a multiprocessor
+constexpr int fold_bytes(int d_v, int at_once) {
+  return at_once * (d_v * 4 + 16) + 16;
+}
+
+/// Counters at the start of the workspace: some for all CTAs, then for each block of rows of extend its saved segments and a
+/// place in the queue of blocks to fold (fold_queue.cuh). Decode uses none.
 inline constexpr std::int64_t kTicketCounters = 4;
 inline constexpr std::int64_t kMaxBlocks = 65534;
 inline constexpr std::int64_t kCounters = kTicketCounters + 2 * kMaxBlocks;
@@ -77,6 +99,11 @@ struct Plan {
   std::int64_t units = 0;           // pieces of work, at most
   int ctas = 0;                     // grid
   bool alone = false;               // decode: a CTA may take all memory of its multiprocessor
+  int gangs = 0;                    // decode: groups of h_kv CTAs, one for each key head
+  int fold_threads = 0;             // decode: that fold one row of saved segments
+  int fold_segments = 0;            // decode: that they hold at once
+  std::int64_t fold_ctas = 0;       // decode: grid of the fold; 0: nothing is saved
+  int fold_bytes = 0;               // decode: shared memory of its CTAs
   std::int64_t segments = 0;        // decode, extend: of one row, at most
   int block_tokens = 0;             // extend: query tokens of a block of rows
   std::int64_t blocks = 1;          // extend: of one sequence, at most

@@ -1,6 +1,5 @@
-// Attention of a few query rows over many keys. The segments of all sequences are dealt out evenly over gangs of CTAs (one CTA
-// per key head); rows that several gangs share are folded by the last of them to arrive, or, when they have many segments, at
-// the end by all CTAs.
+// Attention of a few query rows over many keys. The segments of all sequences are dealt out evenly over gangs of CTAs (one CTA per
+// key head); rows that several gangs share are folded by a second kernel (decode_fold.cuh).
 //
 // Keys lie in M and the query rows of a group in N, so that eight rows waste nothing: S^T = K Q^T and O^T += V^T P^T, with V and
 // P as MN-major operands. One warpgroup computes, one warp finds work and drives the copy engine through a ring of tiles that
@@ -9,13 +8,13 @@
 
 #include "attention/cuda/sm90/arguments.h"
 #include "attention/cuda/sm90/decode_feed.cuh"
+#include "attention/cuda/sm90/decode_fold.cuh"
 #include "attention/cuda/sm90/decode_layout.cuh"
-#include "attention/cuda/sm90/fold.cuh"
-#include "attention/cuda/sm90/fold_queue.cuh"
 #include "attention/cuda/sm90/instances.h"
 #include "attention/cuda/sm90/load.cuh"
 #include "attention/cuda/sm90/order.cuh"
 #include "attention/cuda/sm90/ptx/barrier.cuh"
+#include "attention/cuda/sm90/ptx/grid.cuh"
 #include "attention/cuda/sm90/ptx/tma.cuh"
 #include "attention/cuda/sm90/ptx/wgmma.cuh"
 #include "attention/cuda/sm90/rows.cuh"
@@ -172,13 +171,6 @@ struct Decode {
       barrier_wait(&shared.work_full[slot], turn / 2 % 2);
       const Work& work = shared.work[slot];
       if (work.sequence < 0) return;
-      if (work.fold_row >= 0) {
-        fold_queued_row(arguments, shared, work, thread);
-        forget();
-        __syncwarp();  // `work` has been read
-        if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
-        continue;
-      }
       const int kv_tokens = work.range.kv_tokens;
       const int p_first = kv_tokens - work.range.q_tokens;
       const TileWalk unmasked = unmasked_tiles<kTile>(arguments, p_first, kv_tokens - 1, kv_tokens);
@@ -367,13 +359,7 @@ struct Decode {
         fold(total_rows, total, done, o, work.first_here);
         if (work.last_here) write_row(arguments, work, total_rows, total, warp, g, c, group);
       }
-      if (work.last_here) {
-        if (lane == 0) barrier_arrive(&shared.q_empty[buffer]);
-        if (!kFolds || !work.whole) {
-          arrive(arguments, shared, work, thread, group);
-          forget();  // so that no register is held for them through `arrive`
-        }
-      }
+      if (work.last_here && lane == 0) barrier_arrive(&shared.q_empty[buffer]);
       sync();  // shared.rows may be written again
       if (lane == 0) barrier_arrive(&shared.work_empty[slot]);
     }
@@ -406,18 +392,11 @@ struct Decode {
     }
   }
 
-  // A saved state: kRows x kDv accumulators, then kRows x (m, l).
-  static constexpr int kStateFloats = kRows * (kDv + 2);
-  __device__ __forceinline__ static float* state_of(const Arguments& arguments, const Work& work,
-                                                    int ordinal) {
-    const std::int64_t row = std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
-    return arguments.states + (row * arguments.max_segments + ordinal) * kStateFloats;
-  }
-
   __device__ __forceinline__ static void save(const Arguments& arguments, const Work& work,
                                               const RowSum (&rows)[kColumns],
                                               const float (&o)[kBlocks][kRows / 2], int warp, int g, int c) {
-    float* state = state_of(arguments, work, work.ordinal);
+    float* state = arguments.states +
+                   (L::first_state(arguments, work.sequence, work.kv_head) + work.ordinal) * L::kStateFloats;
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int row = row_of(i, c);
@@ -433,147 +412,6 @@ struct Decode {
       }
     }
   }
-
-  __device__ __forceinline__ static std::int64_t block_of(const Arguments& arguments, const Work& work) {
-    return std::int64_t{work.sequence} * arguments.h_kv + work.kv_head;
-  }
-
-  /// Counts this CTA's segments of a shared block of rows; the last CTA folds them all, or puts the block into the queue.
-  __device__ __forceinline__ static void arrive(const Arguments& arguments, Shared& shared, const Work& work,
-                                                int thread, int group) {
-    named_barrier_sync(1, kConsumers);  // what all threads saved comes before what this one counts
-    if (thread == 0) {
-      const FoldQueue queue(arguments.counters, kRows);
-      std::uint32_t* saved = queue.saved(block_of(arguments, work));
-      const int arrived =
-          static_cast<int>(counter_add(saved, static_cast<std::uint32_t>(work.here))) + work.here;
-      if (arrived == work.segments) {
-        atomicExch(saved, 0u);
-        if (work.segments > kSegmentsInLine) queue.put(block_of(arguments, work));
-      }
-      shared.arrived = arrived;
-    }
-    if (work.segments > kSegmentsInLine) return;
-    named_barrier_sync(1, kConsumers);
-    if (shared.arrived == work.segments) combine(arguments, shared, work, thread, group);
-  }
-
-  /// Folds one row of a block from the queue and finishes it. No tiles come any more: the ring is free.
-  __device__ static void fold_queued_row(const Arguments& arguments, Shared& shared, const Work& work,
-                                         int thread) {
-    const int group = arguments.h_q / arguments.h_kv;
-    const int token = work.fold_row / group, head = work.kv_head * group + work.fold_row % group;
-    fold_row<kDv, kConsumers, sizeof(shared.ring)>(
-        state_of(arguments, work, 0), kStateFloats, kRows, work.fold_row, work.segments, &shared.ring, thread,
-        [&](float m, float l, const auto& o) {
-          const Finish end = finish(m, l, sink_of(arguments, head));
-          if (thread == 0) write_lse(arguments, work.sequence, work.range.q_row, head, token, end);
-          auto* out = static_cast<T*>(arguments.out) +
-                      out_index(arguments, work.sequence, work.range.q_row, head, token);
-#pragma unroll
-          for (int i = 0; i < (kDv + kConsumers - 1) / kConsumers; ++i) {
-            const int column = i * kConsumers + thread;
-            if (column < arguments.d_v) out[column] = T(output(o[i], end.factor));
-          }
-        });
-  }
-
-  /// Folds the saved states of all rows of a block in ascending order and finishes them, sixteen segments at a time: their maxima
-  /// and factors in parallel, so that only one multiply-add per segment is serial. A thread owns four columns of some rows.
-  __device__ static void combine(const Arguments& arguments, Shared& shared, const Work& work, int thread,
-                                 int group) {
-    constexpr int kAtOnce = 16;
-    constexpr int kQuads = kDv / 4;
-    constexpr int kItems = (kRows * kQuads + kConsumers - 1) / kConsumers;
-    constexpr int kLoads = kItems > 4 ? 4 : 8;  // in flight per thread, as registers allow
-    struct Factors {
-      float a, b;
-      float l;  // the segment's l times b
-      float unused;
-    };
-    static_assert(sizeof(Factors[kRows][kAtOnce]) <= sizeof(shared.factors),
-                  "they lie where probabilities lay");
-    auto& factors = *reinterpret_cast<Factors(*)[kRows][kAtOnce]>(&shared.factors);
-    const float* states = state_of(arguments, work, 0);
-    const int rows = min(work.range.q_tokens * group, kRows);
-    float4 o[kItems];
-    float l[kItems];
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), l[i] = 0.0f;
-    if (thread < kRows) shared.rows[thread].m = negative_infinity();
-    named_barrier_sync(1, kConsumers);
-
-#pragma unroll 1
-    for (int base = 0; base < work.segments; base += kAtOnce) {
-      const int here = min(work.segments - base, kAtOnce);
-      // Half a warp per row, a lane per segment.
-      const int k = thread % kAtOnce;
-#pragma unroll
-      for (int row = thread / kAtOnce; row < kRows; row += kConsumers / kAtOnce) {
-        float2 sum = make_float2(negative_infinity(), 0.0f);
-        if (k < here && row < rows) {
-          sum = __ldcg(
-              reinterpret_cast<const float2*>(states + std::int64_t{base + k} * kStateFloats + kRows * kDv) +
-              row);
-        }
-        const float before = shared.rows[row].m;
-        float m = sum.x;
-#pragma unroll
-        for (int step = 1; step < kAtOnce; step *= 2) {
-          const float other = __shfl_up_sync(0xffffffffu, m, step, kAtOnce);
-          if (k >= step) m = fmaxf(m, other);
-        }
-        float m_total = __shfl_up_sync(0xffffffffu, m, 1, kAtOnce);
-        m_total = k == 0 ? before : fmaxf(before, m_total);
-        const Fold fold = fold_of(m_total, sum.x);
-        factors[row][k] = {fold.a, fold.b, __fmul_rn(sum.y, fold.b), 0.0f};
-        if (k == kAtOnce - 1) shared.rows[row].m = fold.m;
-      }
-      named_barrier_sync(1, kConsumers);
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        const int row = (i * kConsumers + thread) / kQuads, quad = (i * kConsumers + thread) % kQuads;
-        if (row >= rows) continue;
-        const auto* part =
-            reinterpret_cast<const float4*>(states + base * std::int64_t{kStateFloats} + row * kDv) + quad;
-#pragma unroll
-        for (int first = 0; first < kAtOnce; first += kLoads) {
-          float4 parts[kLoads];
-#pragma unroll
-          for (int n = 0; n < kLoads; ++n) {
-            if (first + n < here) parts[n] = __ldcg(part + (first + n) * (kStateFloats / 4));
-          }
-#pragma unroll
-          for (int n = 0; n < kLoads; ++n) {
-            if (first + n >= here) continue;
-            const Factors f = factors[row][first + n];
-            const Fold fold{0.0f, f.a, f.b};
-            l[i] = __fmaf_rn(l[i], f.a, f.l);
-            o[i] = make_float4(folded(fold, o[i].x, parts[n].x), folded(fold, o[i].y, parts[n].y),
-                               folded(fold, o[i].z, parts[n].z), folded(fold, o[i].w, parts[n].w));
-          }
-        }
-      }
-      named_barrier_sync(1, kConsumers);
-    }
-
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int row = (i * kConsumers + thread) / kQuads, quad = (i * kConsumers + thread) % kQuads;
-      if (row >= rows) continue;
-      const int token = row / group, head = work.kv_head * group + row % group;
-      const Finish end = finish(shared.rows[row].m, l[i], sink_of(arguments, head));
-      if (quad == 0) write_lse(arguments, work.sequence, work.range.q_row, head, token, end);
-      if (quad * 4 < arguments.d_v) {
-        auto* out = static_cast<T*>(arguments.out) +
-                    out_index(arguments, work.sequence, work.range.q_row, head, token);
-        *reinterpret_cast<uint2*>(out + quad * 4) =
-            make_uint2(pack<T>(output(o[i].x, end.factor), output(o[i].y, end.factor)),
-                       pack<T>(output(o[i].z, end.factor), output(o[i].w, end.factor)));
-      }
-    }
-  }
-  static_assert(kStateFloats % 4 == 0, "states are read sixteen bytes at a time");
 };
 
 template <typename T, int kDqk, int kDv, int kRows, bool kCap, bool kAlone>
@@ -604,6 +442,7 @@ __global__ void __launch_bounds__((DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlon
     fence_barrier_init();
   }
   __syncthreads();
+  grid_launch_dependents();
   if (warp == D::kConsumers / 32) {
     DecodeFeed<D>::feed(arguments, q_map, q_sink_map, k_map, v_map, shared,
                         static_cast<int>(threadIdx.x) % 32);
@@ -615,8 +454,10 @@ __global__ void __launch_bounds__((DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlon
 template <typename T, int kDqk, int kDv, int kRows, bool kCap, bool kAlone>
 Instance decode_instance() {
   using D = DecodeLayout<T, kDqk, kDv, kRows, kCap, kAlone>;
-  return {reinterpret_cast<const void*>(&decode_kernel<T, kDqk, kDv, kRows, kCap, kAlone>), D::kThreads,
-          static_cast<int>(sizeof(typename D::Shared)), kRows};
+  return {
+      reinterpret_cast<const void*>(&decode_kernel<T, kDqk, kDv, kRows, kCap, kAlone>), D::kThreads,
+      static_cast<int>(sizeof(typename D::Shared)), kRows,
+      reinterpret_cast<const void*>(&decode_fold_kernel<DecodeLayout<T, kDqk, kDv, kRows, false, false>>)};
 }
 
 }  // namespace basin::attention::sm90

@@ -517,17 +517,18 @@ struct Extend {
         // No tiles come any more: their memory is free.
         const BlockState<T, kDv> state(arguments, work);
         const int thread = 32 * warp + lane;
-        fold_row<kDv, kConsumers, sizeof(shared.k)>(
-            state.first, state.floats, state.block_rows, work.row, work.segments, shared.k, thread,
-            [&](float m, float l, const auto& o) {
-              state.finish_row(work.row, m, l, thread == 0, [&](T* out, float factor) {
+        constexpr int kAtOnce = fold_segments(kDv, kConsumers, kConsumers);
+        static_assert(fold_bytes(kDv, kAtOnce) <= sizeof(shared.k));
+        fold_row<kDv, kConsumers>(state.first, state.floats, state.block_rows, work.row, work.segments,
+                                  shared.k, kAtOnce, thread, [&](float m, float l, const auto& o) {
+                                    state.finish_row(work.row, m, l, thread == 0, [&](T* out, float factor) {
 #pragma unroll
-                for (int i = 0; i < (kDv + kConsumers - 1) / kConsumers; ++i) {
-                  const int column = i * kConsumers + thread;
-                  if (column < arguments.d_v) out[column] = T(output(o[i], factor));
-                }
-              });
-            });
+                                      for (int i = 0; i < (kDv + kConsumers - 1) / kConsumers; ++i) {
+                                        const int column = i * kConsumers + thread;
+                                        if (column < arguments.d_v) out[column] = T(output(o[i], factor));
+                                      }
+                                    });
+                                  });
       } else {
         const int buffer = arguments.has_q_sink ? 0 : queries % 2;
         const int use = arguments.has_q_sink ? queries : queries / 2;

@@ -8,9 +8,6 @@
 
 namespace basin::attention::sm90 {
 
-/// Blocks with more segments than this go into the queue; the last CTA to arrive folds the others itself.
-inline constexpr int kSegmentsInLine = 64;
-
 /// The blocks of rows whose segments have all been saved: one for each (sequence, key head) in decode, several in extend. CTAs
 /// without other work draw their rows. Nobody waits for a CTA that may not be running: whoever puts a block into the queue looks
 /// there before it ends. All counters return to 0.

@@ -11,7 +11,8 @@ struct Instance {
   const void* kernel = nullptr;
   int threads = 0;
   int shared_bytes = 0;
-  int rows = 0;  // query rows (prefill: of one head; else of a group) that one CTA holds
+  int rows = 0;                // query rows (prefill: of one head; else of a group) that one CTA holds
+  const void* fold = nullptr;  // decode: the kernel that folds saved segments (decode_fold.cuh)
 };
 
 /// Attention over blocks of query rows: prefill.cuh.
