@@ -29,8 +29,25 @@ struct DecodeFeed {
     RingPlace<kSlots> place;
     int queries = 0;
 
-    /// Queues one unit and loads its tiles.
+    /// Queues one unit and loads its tiles; the first keys are asked for before anything else.
     __device__ __forceinline__ void issue(const Work& work) {
+      int page = page_at(work, work.first);
+      int i = work.first;
+      do {
+        const bool exists = i < work.end;
+        const int key = work.walk.tile(i) * kTile;
+        if (exists) load<L::kQkColumns>(k_map, work, key, page);
+        if (i == work.first) {
+          announce(work);
+          if (work.first_here) load_query(work);
+        }
+        const int next_page = page_at(work, i + 1);
+        if (exists) load<L::kVColumns>(v_map, work, key, page);
+        page = next_page;
+      } while (++i < work.end);
+    }
+
+    __device__ __forceinline__ void announce(const Work& work) {
       const int slot = turn % 2;
       barrier_wait(&shared.work_empty[slot], (turn / 2 + 1) % 2);
       if (lane == 0) {
@@ -38,17 +55,6 @@ struct DecodeFeed {
         barrier_arrive(&shared.work_full[slot]);
       }
       ++turn;
-      if (work.sequence < 0) return;
-      if (work.first == work.end && work.first_here) load_query(work);
-      int page = page_at(work, work.first);
-      for (int i = work.first; i < work.end; ++i) {
-        const int next_page = page_at(work, i + 1);
-        const int key = work.walk.tile(i) * kTile;
-        load<L::kQkColumns>(k_map, work, key, page);
-        if (i == work.first && work.first_here) load_query(work);
-        load<L::kVColumns>(v_map, work, key, page);
-        page = next_page;
-      }
     }
 
     /// The page of this lane's box of tile i of the walk.
@@ -95,12 +101,16 @@ struct DecodeFeed {
     std::int64_t begin = 0, end = 0;
     // The lengths are gone through twice, by one copy of the code, since instructions come from memory, too: first the line is
     // measured, then this gang's share of it issued.
+    Tiles tiles;
+    int sum = 0;  // places of this lane's sequence and those below it
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       std::int64_t row = 0;  // where the tiles of the sequences under the lanes start
       for (int base = 0; base < arguments.batch; base += 32) {
-        const Tiles tiles = Tiles::of(arguments, base + lane);
-        const int sum = sum_to_lane(tiles.count, lane);
+        if (pass == 0 || arguments.batch > 32) {  // else they are still here
+          tiles = Tiles::of(arguments, base + lane);
+          sum = sum_to_lane(tiles.count, lane);
+        }
         const std::int64_t own = row + sum - tiles.count;
         row += __shfl_sync(0xffffffffu, sum, 31);
         std::uint32_t here = __ballot_sync(0xffffffffu, pass == 1 && own < end && own + tiles.count > begin);
