@@ -83,15 +83,33 @@ std::string path_of(std::string_view target) {
   return path;
 }
 
+// A request target in the form that proxies are sent: http://HOST/PATH?QUERY.
+struct AbsoluteForm {
+  std::string_view host, rest;  // the rest may lack its first slash
+};
+
+std::optional<AbsoluteForm> absolute_form(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (lower_case(target.substr(0, scheme.size())) != scheme) continue;
+    target.remove_prefix(scheme.size());
+    const std::size_t end = std::min(target.find_first_of("/?"), target.size());
+    return AbsoluteForm{target.substr(0, end), target.substr(end)};
+  }
+  return {};
+}
+
 HttpRequest request_of(const auto& header) {
   HttpRequest request;
   request.method = std::string(header.method_string());
-  request.path = path_of(std::string_view(header.target().data(), header.target().size()));
+  const std::string_view target(header.target().data(), header.target().size());
+  const auto absolute = absolute_form(target);
+  request.path = path_of(absolute ? absolute->rest : target);
+  if (absolute && !request.path.starts_with('/')) request.path.insert(0, 1, '/');
+  // Who names a host in the target means that one, whatever the header says (RFC 9112, 3.2.2).
+  if (absolute) request.headers.emplace_back("host", absolute->host);
   for (const auto& field : header) {
-    std::string name(field.name_string());
-    std::ranges::transform(name, name.begin(),
-                           [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    request.headers.emplace_back(std::move(name), std::string(field.value()));
+    if (absolute && field.name() == http::field::host) continue;
+    request.headers.emplace_back(lower_case(field.name_string()), field.value());
   }
   return request;
 }
@@ -174,6 +192,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return refuse(505, "only HTTP/1.0 and HTTP/1.1 are spoken here");
     if (header.version() == 11 && header.count(http::field::host) != 1)
       return refuse(400, "a request has exactly one Host header");
+    const auto absolute = absolute_form({header.target().data(), header.target().size()});
+    if (absolute && absolute->host.empty()) return refuse(400, "the URL of a request names its host");
     const auto length = parser_->content_length();
     if (length && *length > server_->options.max_body_bytes) return refuse_large_body();
     if (!parser_->is_done()) {
@@ -587,6 +607,13 @@ void HttpServer::State::stop() {
 void HttpServer::State::closed(Connection* connection) {
   connections.erase(connection);
   if (draining && connections.empty()) io.stop();
+}
+
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return lower;
 }
 
 const std::string* HttpRequest::header(std::string_view name) const {

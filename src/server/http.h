@@ -12,11 +12,15 @@
 
 namespace basin::server {
 
+/// ASCII letters only, as in names of hosts, headers and media types.
+std::string lower_case(std::string_view text);
+
 struct HttpRequest {
   std::string method;  // "GET", "POST", ...
   std::string path;    // without the query and with no escapes
   std::string body;
-  std::vector<std::pair<std::string, std::string>> headers;  // names in lower case
+  std::vector<std::pair<std::string, std::string>>
+      headers;  // names in lower case; "host" is that of the target if it has one
 
   /// Of the first header of that lower-case name; null when there is none.
   const std::string* header(std::string_view name) const;

@@ -65,9 +65,7 @@ bool is_loopback_address(std::string_view name) {
 bool is_own_host(std::string_view host) {
   const std::size_t colon = host.starts_with('[') ? host.find(':', host.find(']')) : host.find(':');
   if (colon != std::string_view::npos && !is_number(host.substr(colon + 1), 65535)) return false;
-  std::string name(host.substr(0, colon));
-  std::ranges::transform(name, name.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string name = lower_case(host.substr(0, colon));
   return name == "localhost" || name == "[::1]" || is_loopback_address(name);
 }
 
@@ -82,11 +80,9 @@ bool is_own_origin(std::string_view origin) {
 
 bool is_json(const std::string* content_type) {
   if (content_type == nullptr) return false;
-  std::string type = content_type->substr(0, content_type->find(';'));
-  while (!type.empty() && type.back() == ' ') type.pop_back();
-  std::ranges::transform(type, type.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return type == "application/json";
+  std::string_view type = std::string_view(*content_type).substr(0, content_type->find(';'));
+  while (type.ends_with(' ')) type.remove_suffix(1);
+  return lower_case(type) == "application/json";
 }
 
 Json model_json(const ModelInfo& model) {
