@@ -30,7 +30,7 @@ class Soak:
     def __init__(self, arguments):
         self.arguments = arguments
         self.server = Server(arguments.url, timeout=300)
-        self.bodies = requests_of(200, arguments.vocabulary)
+        self.bodies = requests_of(200, self.server.get("/tokenizer_info")["vocab_size"])
         self.problems = []
         self.lock = threading.Lock()
         self.done = self.killed = 0
@@ -114,7 +114,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--pid", type=int, required=True, help="of the server")
-    parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--requests", type=int, default=10000)
     parser.add_argument("--first-requests", type=int, help="of the round before (default: as many)")

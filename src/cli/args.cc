@@ -457,7 +457,7 @@ void add_bench_serve(CLI::App& app, BenchServeArgs& args) {
       "tokens before them that all prompts have (default 0)");
   options.integer(
       "--vocabulary", 2, kMany, [&](std::int64_t n) { args.vocabulary = n; },
-      "ids of prompts are below it, and in its last 90 % (default 20000)");
+      "ids of prompts are below it, and in its last 90 % (default: what the server says, else 20000)");
   options.integer(
       "--output-tokens", 1, kMany, [&](std::int64_t n) { args.output_tokens = n; },
       "tokens of an answer (default 256)");

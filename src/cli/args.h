@@ -100,7 +100,7 @@ struct BenchServeArgs {
   std::int64_t requests = 32, concurrency = 8;
   double rate = 0.0;  // requests a second, at random times; 0 = the next when one has ended
   std::int64_t input_tokens = 256, output_tokens = 256, shared_tokens = 0;
-  std::int64_t vocabulary = 20'000;  // ids of prompts are below
+  std::optional<std::int64_t> vocabulary;  // ids of prompts are below; nothing: the server's
   std::optional<std::int64_t> window;
   std::int64_t sink_tokens = 0;
   std::uint64_t seed = 0;

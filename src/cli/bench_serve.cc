@@ -26,6 +26,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
 
+constexpr std::int64_t kUsualVocabulary = 20'000;  // few models have less
+
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
@@ -46,10 +48,26 @@ std::mt19937_64 random_of(std::uint64_t seed, std::int64_t text) {
   return std::mt19937_64(words);
 }
 
-std::string make_body(const BenchServeArgs& args, const std::string& model, std::int64_t index) {
+// How many token ids the model has. llama.cpp tells it in its list of models, others in /tokenizer_info, and some nowhere.
+std::int64_t vocabulary_of(const server::HttpClient& client, const nlohmann::json& models) {
+  auto size = count_at(models, "/data/0/meta/n_vocab");
+  if (!size) {
+    const server::HttpReply info = client.request("GET", "/tokenizer_info", "");
+    if (info.status == 200) size = count_at(nlohmann::json::parse(info.body, nullptr, false), "/vocab_size");
+  }
+  if (size && *size >= 2) return *size;
+  print_note(
+      fmt::format("note: the server does not say how many token ids its model has; prompts are of the first "
+                  "{} (--vocabulary)",
+                  kUsualVocabulary));
+  return kUsualVocabulary;
+}
+
+std::string make_body(const BenchServeArgs& args, const std::string& model, std::int64_t vocabulary,
+                      std::int64_t index) {
   // Not from the beginning, where some vocabularies have their special tokens.
   std::mt19937_64 shared = random_of(args.seed, -1), own = random_of(args.seed, index);
-  std::uniform_int_distribution<std::int64_t> id(args.vocabulary / 10, args.vocabulary - 1);
+  std::uniform_int_distribution<std::int64_t> id(vocabulary / 10, vocabulary - 1);
   std::vector<std::int64_t> prompt;
   for (std::int64_t i = 0; i < args.shared_tokens; ++i) prompt.push_back(id(shared));
   for (std::int64_t i = 0; i < args.input_tokens; ++i) prompt.push_back(id(own));
@@ -126,12 +144,14 @@ ordered_json quantiles(std::vector<double> values) {
 int run(const BenchServeArgs& args) {
   const server::HttpClient client(args.url, client_key(args.api_key), interrupt_flag());
   const server::HttpReply models = client.request("GET", "/v1/models", "");
-  const auto named = string_at(nlohmann::json::parse(models.body, nullptr, false), "/data/0/id");
+  const auto list = nlohmann::json::parse(models.body, nullptr, false);
+  const auto named = string_at(list, "/data/0/id");
   if (models.status != 200 || !named) {
     throw Error(ErrorCode::io,
                 fmt::format("{}/v1/models names no model (status {})", args.url, models.status));
   }
   const std::string& model = *named;
+  const std::int64_t vocabulary = args.vocabulary ? *args.vocabulary : vocabulary_of(client, list);
 
   std::vector<Seen> all(static_cast<std::size_t>(args.requests));
   std::vector<double> send_at(all.size(), 0.0);  // with a rate: when each is due
@@ -154,7 +174,7 @@ int run(const BenchServeArgs& args) {
   const auto take_next = [&] { return interrupt_flag()->load() ? all.size() : next++; };
   const auto work = [&] {
     for (std::size_t i = take_next(); i < all.size(); i = take_next()) {
-      const std::string body = make_body(args, model, static_cast<std::int64_t>(i));
+      const std::string body = make_body(args, model, vocabulary, static_cast<std::int64_t>(i));
       const auto due = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(send_at[i]));
       if (args.rate > 0.0) wait_until(start + due);
       if (interrupt_flag()->load()) return;

@@ -40,7 +40,7 @@ ApiError api_error(ErrorCode code, const std::string& message) {
 
 nlohmann::ordered_json error_json(const ApiError& error) {
   nlohmann::ordered_json body;
-  body["message"] = error.what();
+  body["message"] = error.message();
   body["type"] = type_of(error.status());
   body["param"] = error.param().empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(error.param());
   body["code"] = error.code().empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(error.code());

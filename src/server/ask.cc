@@ -122,8 +122,9 @@ void read_stream(const Fields& fields, Asked& asked) {
 void read_model(const Fields& fields, const ModelInfo& model, Asked& asked) {
   asked.model = fields.string("model").value_or(model.name);
   if (asked.model == model.name || asked.model == model.path) return;
-  throw ApiError(404, fmt::format("the model '{}' is not served here; '{}' is", asked.model, model.name),
-                 "model", "model_not_found");
+  throw ApiError(
+      404, fmt::format("the model '{}' is not served here; '{}' is", asked.model.substr(0, 200), model.name),
+      "model", "model_not_found");
 }
 
 // How many tokens may be chosen: what was asked, or, when nothing was, what fits.

@@ -259,10 +259,33 @@ class BenchServe(ServerTest):
         self.assertEqual(len(set.union(*beginnings)), 4)
         self.assertEqual(prompts(1), runs[1])
 
+    def test_prompts_are_of_ids_that_the_model_has(self):
+        def ids(models, *flags):
+            """Of what a server with this list of models is asked, and what is noted."""
+            liar = Liar(events(b"[DONE]"), json.dumps(models).encode())
+            self.addCleanup(liar.close)
+            done = subprocess.run([BINARY, "bench", "serve", "--url", liar.url, "--requests", "4", "--input-tokens", "400", *flags],
+                                  capture_output=True, check=True, timeout=60)
+            return {token for body in liar.bodies for token in body["prompt"]}, done.stderr
+
+        for models, flags, size in (({"data": [{"id": "m", "meta": {"n_vocab": 300}}]}, (), 300),  # as llama.cpp says it
+                                    ({"data": [{"id": "m"}], "vocab_size": 50}, (), 50),
+                                    ({"data": [{"id": "m"}], "vocab_size": 50}, ("--vocabulary", "400"), 400)):
+            asked, notes = ids(models, *flags)
+            self.assertGreaterEqual(min(asked), size // 10)
+            self.assertGreater(max(asked), size * 9 // 10)
+            self.assertLess(max(asked), size)
+            self.assertNotIn(b"note:", notes)
+        for models in ({"data": [{"id": "m"}]}, {"data": [{"id": "m", "meta": {"n_vocab": 1}}]}, {"data": [{"id": "m", "meta": 5}], "vocab_size": "9"}):
+            asked, notes = ids(models)
+            self.assertGreater(max(asked), 18000)
+            self.assertLess(max(asked), 20000)
+            self.assertIn(b"note: the server does not say", notes)
+
     def test_every_request_is_counted(self):
         for flags in (("--concurrency", "3"), ("--rate", "200"), ("--shared-tokens", "40", "--window", "9", "--sink-tokens", "1")):
             done = subprocess.run([BINARY, "bench", "serve", "--url", self.server.url, "--requests", "7", "--input-tokens", "5",
-                                   "--output-tokens", "6", "--vocabulary", "250", "--json", *flags], capture_output=True, check=True, timeout=120)
+                                   "--output-tokens", "6", "--json", *flags], capture_output=True, check=True, timeout=120)
             lines = [json.loads(line) for line in done.stdout.splitlines()]
             self.assertEqual(sorted(line["request"] for line in lines[:-1]), list(range(7)))
             self.assertEqual((lines[-1]["failed"], lines[-1]["output_tokens"]), (0, 42))

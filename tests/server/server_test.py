@@ -338,6 +338,37 @@ class Refusals(ServerTest):
         chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         self.assertTrue(self.raw(chunked, b"2000001\r\n" + b"x" * 1_000_000).startswith(b"HTTP/1.1 413"))
 
+    def test_a_target_may_name_its_host(self):
+        """As proxies are sent it; what the target says counts, and not the Host header (RFC 9112, 3.2.2)."""
+        get = lambda target, host, version="1.1": self.raw(f"GET {target} HTTP/{version}\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        for target, host, status in (("http://localhost/health", "localhost", 200), ("HTTP://LocalHost:99/health?a=/b", "localhost", 200),
+                                     ("https://127.0.0.1/health", "localhost", 200), ("http://[::1]:80/health", "localhost", 200),
+                                     ("http://localhost/health", "evil.example", 200), ("http://evil.example/health", "localhost", 403),
+                                     ("http://localhost@evil.example/health", "localhost", 403), ("http://evil.example?localhost/health", "localhost", 403),
+                                     ("http:///health", "localhost", 400), ("http://", "localhost", 400), ("http://localhost/nothing", "localhost", 404),
+                                     ("ftp://localhost/health", "localhost", 404), ("//localhost/health", "localhost", 404)):
+            for version in ("1.1", "1.0"):
+                answer = get(target, host, version)
+                self.assertTrue(answer.startswith(b"HTTP/1.1 %d " % status), (target, host, version, answer[:300]))
+        self.assertTrue(self.raw(b"GET http://evil.example/health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403"))  # and no Host header
+        for target in ("http://localhost", "http://localhost/", "http://localhost?a"):
+            self.assertIn(b"<!doctype html", get(target, "localhost").lower())
+        body = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
+        answer = self.raw(b"POST http://127.0.0.1:1/v1/completions HTTP/1.1\r\nHost: a.proxy\r\nContent-Type: application/json\r\n"
+                          b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        self.assertTrue(answer.startswith(b"HTTP/1.1 200"), answer)
+
+    def test_what_is_quoted_is_quoted_to_its_end_and_no_further(self):
+        message = lambda answer: json.loads(answer[2])["error"]["message"]
+        self.assertEqual(message(self.server.request("GET", "/a%00b")), "there is nothing at /a\0b")
+        self.assertEqual(message(self.server.request("GET", "/v1/models/a%00b")), "the model 'a\0b' is not served here")
+        asked = {"prompt": "hello", "model": "a\0b"}
+        self.assertEqual(message(self.server.request("POST", COMPLETIONS, asked)), "the model 'a\0b' is not served here; 'tiny' is")
+        for name in ("model", "positions", "stop", "seed", "temperature", "stream", "response_format", "prompt", "n"):
+            status, _, data = self.server.request("POST", COMPLETIONS, {"prompt": "hello", name: [["\0" + "x" * 100000]] if name == "stop" else {"a": "\0"} if name == "prompt" else "\0" + "x" * 100000})
+            self.assertIn(status, (400, 404), name)
+            self.assertLess(len(data), 1000, name)
+
     def test_what_the_header_says_is_judged_before_the_body_comes(self):
         fine = {"Host": "localhost", "Content-Type": "application/json"}
         for path, change, status in ((COMPLETIONS, {"Content-Type": "text/plain"}, 415), ("/nothing", {}, 404), ("/v1/models", {}, 405),
@@ -426,6 +457,9 @@ class Other(ServerTest):
             "/v1/completions": lambda text, tokens: {
                 "model": "tiny", "prompt": text, "repetition_penalty": 1.0, "temperature": 0.0, "best_of": 1, "max_tokens": tokens,
                 "logprobs": None, "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True},
+            "/v1/chat/completions": lambda text, tokens: {
+                "model": "tiny", "messages": [{"role": "user", "content": [{"type": "text", "text": text}]}], "max_completion_tokens": tokens,
+                "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.0, "ignore_eos": True},
         }
 
         def ask(path, text, tokens):
@@ -436,7 +470,12 @@ class Other(ServerTest):
             events = [json.loads(line) for line in lines[:-1]]
             if path == "/generate":
                 return events[-1]["text"], events[-1]["meta_info"]["completion_tokens"], len(events)
-            return text_of(events), events[-1]["usage"]["completion_tokens"], len(events)
+            if path == CHAT:
+                self.assertEqual(events[0]["choices"][0]["delta"]["role"], "assistant")  # which is no token to them
+                said = "".join(event["choices"][0]["delta"].get("content", "") for event in events if event["choices"])
+            else:
+                said = text_of(events)
+            return said, events[-1]["usage"]["completion_tokens"], len(events)
 
         self.server.post("/flush_cache", {})
         work = [(path, f"hello the {i}", 8 + i) for path in forms for i in range(8)]
@@ -446,7 +485,10 @@ class Other(ServerTest):
             self.assertEqual(count, tokens)
             if path == "/generate":  # the other sends none for a token that says nothing
                 self.assertEqual(events, tokens)
-        self.assertEqual([said for said, _, _ in answers[:8]], [said for said, _, _ in answers[8:]])
+        self.assertEqual([said for said, _, _ in answers[:8]], [said for said, _, _ in answers[8:16]])
+        for (_, text, tokens), (said, _, _) in zip(work[16:], answers[16:]):
+            whole = self.server.post(CHAT, {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "temperature": 0, "ignore_eos": True})
+            self.assertEqual(said, whole["choices"][0]["message"]["content"])
         self.assertIn("version", self.server.get("/get_server_info"))
 
     def test_generate_reads_its_fields_wherever_they_stand(self):
