@@ -71,8 +71,15 @@ sm90::BackwardArguments arguments_of(const Backward& p, const sm90::BackwardPlan
   return a;
 }
 
-void launch(const void* kernel, dim3 grid, int threads, int shared_bytes, CUstream_st* stream, void** list) {
+/// `early`: the grid may start while the one before it in the stream still runs; the kernel says itself what it waits for.
+void launch(const void* kernel, dim3 grid, int threads, int shared_bytes, CUstream_st* stream, void** list,
+            bool early) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = early ? 1 : 0;
   cudaLaunchConfig_t config{};
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
@@ -118,23 +125,28 @@ void backward(const Backward& p, void* workspace, std::size_t bytes, CUstream_st
   void* keys_list[] = {&arguments, &for_keys.q, &for_keys.k, &for_keys.v, &for_keys.dout};
   void* queries_list[] = {&arguments, &for_queries.q, &for_queries.k, &for_queries.v, &for_queries.dout};
 
-  if (row_blocks > 0) launch(rows.row_sums, dim3(row_blocks, heads), rows.threads, 0, stream, for_rows);
-  if (p.dsink_logit != nullptr) launch(rows.dsink, dim3(heads), rows.threads, 0, stream, for_rows);
+  const bool has_rows = row_blocks > 0, has_keys = key_ctas > 0;
+  if (has_rows) launch(rows.row_sums, dim3(row_blocks * heads), rows.threads, 0, stream, for_rows, false);
   // Keys without queries have gradients, too: zero. So this kernel runs whenever there are keys.
-  if (row_blocks == 0 && key_ctas > 0)  // nobody has set the ticket
+  if (!has_rows && has_keys)  // nobody has set the ticket
     expect_success(cudaMemsetAsync(arguments.ticket, 0, sizeof(std::uint32_t), stream), "cudaMemsetAsync");
-  if (key_ctas > 0) {
+  if (has_keys) {
     launch(instances.keys.kernel, dim3(key_ctas), instances.keys.threads, instances.keys.shared_bytes, stream,
-           keys_list);
+           keys_list, has_rows);
   }
-  if (key_ctas > 0 && plan.sink_blocks > 0) {
-    launch(instances.fold.kernel, dim3(static_cast<unsigned>(f.batch * shape.h_kv * plan.sink_blocks)),
-           instances.fold.threads, 0, stream, for_rows);
+  // The kernels that follow need the rows' sums, which are there when the keys' kernel lets them start, and only the last of these
+  // three what that kernel writes. They fill the multiprocessors that it leaves.
+  if (has_rows && !plan.sums && query_ctas > 0) {
+    launch(instances.queries.kernel, dim3(query_ctas), instances.queries.threads,
+           instances.queries.shared_bytes, stream, queries_list, has_keys);
   }
-  if (row_blocks == 0) return;
-  if (plan.sums || query_ctas == 0) return;
-  launch(instances.queries.kernel, dim3(query_ctas), instances.queries.threads,
-         instances.queries.shared_bytes, stream, queries_list);
+  if (p.dsink_logit != nullptr) launch(rows.dsink, dim3(heads), rows.threads, 0, stream, for_rows, has_keys);
+  if (has_keys && plan.sink_blocks > 0) {
+    const std::int64_t blocks = f.batch * shape.h_kv * plan.sink_blocks;
+    const int parts = plan.block_keys / 64 * (plan.d_qk + plan.d_v) / 32;  // 64 keys x 32 columns each
+    launch(instances.fold.kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(parts)),
+           instances.fold.threads, 0, stream, for_rows, true);
+  }
 }
 
 }  // namespace basin::attention::cuda

@@ -12,6 +12,7 @@
 #include "attention/cuda/sm90/backward/store_rows.cuh"
 #include "attention/cuda/sm90/order.cuh"
 #include "attention/cuda/sm90/ptx/barrier.cuh"
+#include "attention/cuda/sm90/ptx/grid.cuh"
 #include "attention/cuda/sm90/ptx/math.cuh"
 #include "attention/cuda/sm90/ptx/tma.cuh"
 #include "attention/cuda/sm90/ptx/wgmma.cuh"
@@ -480,6 +481,8 @@ __global__ void __launch_bounds__((KeysLayout<T, kDqk, kDv, kCap, kSums>::kThrea
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename L::Shared*>(memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32), lane = static_cast<int>(threadIdx.x) % 32;
+  grid_wait();  // for what is known of the rows
+  grid_launch_dependents();
   if (threadIdx.x == 0) {
     const int ticket = static_cast<int>(counter_next(arguments.ticket));
     shared.has_work = find_block<L::kKeys, L::kRows>(arguments, ticket, shared.work);

@@ -11,6 +11,7 @@
 #include "attention/cuda/sm90/load.cuh"
 #include "attention/cuda/sm90/order.cuh"
 #include "attention/cuda/sm90/ptx/barrier.cuh"
+#include "attention/cuda/sm90/ptx/grid.cuh"
 #include "attention/cuda/sm90/ptx/math.cuh"
 #include "attention/cuda/sm90/ptx/tma.cuh"
 #include "attention/cuda/sm90/ptx/wgmma.cuh"
@@ -255,6 +256,7 @@ __global__ void __launch_bounds__((QueriesLayout<T, kDqk, kDv, kCap>::kThreads),
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename L::Shared*>(memory);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32), lane = static_cast<int>(threadIdx.x) % 32;
+  grid_launch_dependents();
   if (threadIdx.x == 0) {
     shared.has_work = Kernel::find_work(arguments, static_cast<int>(blockIdx.x), shared.work);
     barrier_init(&shared.rows_full, 1);
@@ -266,15 +268,15 @@ __global__ void __launch_bounds__((QueriesLayout<T, kDqk, kDv, kCap>::kThreads),
     fence_barrier_init();
   }
   __syncthreads();
-  if (!shared.has_work) return;
-  if (warp >= L::kConsumers / 32) {
+  if (shared.has_work && warp >= L::kConsumers / 32) {
     if constexpr (L::kMovesRegisters) registers_shrink<24>();
     if (warp == L::kConsumers / 32) Kernel::load(arguments, q_map, k_map, v_map, dout_map, shared, lane);
-  } else {
+  } else if (shared.has_work) {
     if constexpr (L::kMovesRegisters) registers_grow<240>();
     typename Kernel::Consumer consumer{arguments, shared, warp / 4, lane, {}, {}};
     consumer.run();
   }
+  grid_wait();  // what runs after this grid may use the gradients of the keys
 }
 
 template <typename T, int kDqk, int kDv, bool kCap>
