@@ -148,7 +148,8 @@ int probe_model(const ProbeArgs& args) {
     return code;
   }
   probe::ModelSummary summary = probe::summarise(options.folder, layers);
-  summary.model = options.model;
+  summary.model = fs::path(options.model).extension() == ".gguf" ? fs::path(options.model).stem().string()
+                                                                 : options.model;
   summary.reading = describe_visible(stream);
   summary.context = session.config().context;
   probe::Advice advice = probe::advise(summary, args.target);

@@ -60,7 +60,9 @@ std::string number(double value) {
 // One axis: from data to pixels, and where its ticks stand.
 class Axis {
  public:
-  Axis(Scale scale, double low, double high, double from, double to) : scale_(scale), from_(from), to_(to) {
+  // `room_low`, `room_high`: share of the axis that stays free at its ends.
+  Axis(Scale scale, double low, double high, double room_low, double room_high, double from, double to)
+      : scale_(scale), from_(from), to_(to) {
     if (scale != Scale::linear) {
       low = std::max(low, 1e-12);
       high = std::max(high, low * 1.0001);
@@ -68,8 +70,9 @@ class Axis {
     if (high <= low) {
       high = low + 1.0;
     }
-    low_ = forward(low);
-    high_ = forward(high);
+    const double begin = forward(low), end = forward(high);
+    low_ = begin - room_low * (end - begin);
+    high_ = end + room_high * (end - begin);
   }
 
   double operator()(double value) const {
@@ -85,6 +88,18 @@ class Axis {
     return std::clamp((*this)(value), std::min(from_, to_), std::max(from_, to_));
   }
   Scale scale() const { return scale_; }
+
+  // All ticks of an axis are written in one way.
+  std::vector<std::string> labels(const std::vector<double>& ticks) const {
+    const bool powers = scale_ == Scale::log10 && std::any_of(ticks.begin(), ticks.end(), [](double tick) {
+                          return tick < 0.99e-3 || tick > 1.01e4;
+                        });
+    std::vector<std::string> labels;
+    for (const double tick : ticks) {
+      labels.push_back(powers ? power_of_ten(static_cast<int>(std::lround(std::log10(tick)))) : number(tick));
+    }
+    return labels;
+  }
 
   std::vector<double> ticks(int most) const {
     std::vector<double> result;
@@ -137,15 +152,21 @@ struct Range {
   }
 };
 
-Axis make_axis(Scale scale, Range data, std::optional<double> low, std::optional<double> high, bool pad,
+// Ends that come from the data stay `room` away from it; zero is an end where it is near.
+Axis make_axis(Scale scale, Range data, std::optional<double> low, std::optional<double> high, double room,
                double from, double to) {
   if (data.low > data.high) data = {scale == Scale::linear ? 0.0 : 0.1, 1.0};
-  if (pad && scale == Scale::linear) {
-    const double room = 0.05 * (data.high - data.low);
-    data.high += room;
-    data.low -= data.low >= 0.0 && data.low < 2.0 * room ? data.low : room;
+  if (!low && scale == Scale::linear && room > 0.0 && data.low >= 0.0 &&
+      data.low < 2.0 * room * (data.high - data.low)) {
+    low = 0.0;
   }
-  return Axis(scale, low.value_or(data.low), high.value_or(data.high), from, to);
+  return Axis(scale, low.value_or(data.low), high.value_or(data.high), low ? 0.0 : room, high ? 0.0 : room,
+              from, to);
+}
+
+std::string dot(double x, double y, const Line& line) {
+  return fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\" fill=\"{}\"/>\n", x, y,
+                     1.6 + 0.7 * line.width, line.colour);
 }
 
 std::string draw_line(const Line& line, const Axis& x, const Axis& y) {
@@ -158,12 +179,13 @@ std::string draw_line(const Line& line, const Axis& x, const Axis& y) {
     }
     path += fmt::format("{}{:.1f} {:.1f}", open ? "L" : "M", x(px), y.clamp(py));
     open = true;
-    if (line.dots) {
-      out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", x(px), y.clamp(py),
-                         line.colour);
-    }
+    if (line.dots) out += dot(x(px), y.clamp(py), line);
   }
   if (path.empty()) return {};
+  if (line.label_at_end) {
+    const auto& [px, py] = line.points.back();
+    out += text(x(px), y.clamp(py) - 9, line.label, kSmall);
+  }
   return fmt::format(
              "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\"{}/>\n",
              path, line.colour, line.width,
@@ -200,7 +222,7 @@ Legend make_legend(const Panel& panel, double width) {
   Legend legend;
   double x = 0.0;
   for (const Line& line : panel.lines) {
-    if (!panel.legend || line.label.empty()) continue;
+    if (!panel.legend || line.label.empty() || line.label_at_end) continue;
     const double wide = 46 + 6.9 * static_cast<double>(line.label.size());
     if (legend.rows == 0 || x + wide > width) {
       ++legend.rows;
@@ -222,9 +244,7 @@ std::string draw_legend(const Legend& legend, double top) {
         "stroke-width=\"{}\"{}/>\n",
         left, y, left + 24, y, line.colour, std::max(line.width, 1.6),
         line.dash.empty() ? std::string() : fmt::format(" stroke-dasharray=\"{}\"", line.dash));
-    if (line.dots)
-      out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", left + 12, y,
-                         line.colour);
+    if (line.dots) out += dot(left + 12, y, line);
     out += text(left + 30, y + 4, line.label, kSmall, "start");
   }
   return out;
@@ -256,12 +276,21 @@ std::string draw_panel(const Panel& panel, double width, double top, double heig
     ys = {std::min(panel.image->y_top, panel.image->y_bottom),
           std::max(panel.image->y_top, panel.image->y_bottom)};
   }
-  const bool pad = !panel.image;
-  const Axis x = make_axis(panel.x_scale, xs, panel.x_low, panel.x_high, false, kLeft, right);
+  // A line may run into the frame from the side, a dot may not.
+  const bool dots = std::any_of(panel.lines.begin(), panel.lines.end(), [](const Line& l) { return l.dots; });
+  const bool labelled =
+      std::any_of(panel.lines.begin(), panel.lines.end(), [](const Line& l) { return l.label_at_end; });
+  const double room_x = labelled ? 0.1
+                        : dots   ? 0.025
+                                 : 0.0,
+               room_y = panel.image ? 0.0
+                        : labelled  ? 0.1
+                                    : 0.05;
+  const Axis x = make_axis(panel.x_scale, xs, panel.x_low, panel.x_high, room_x, kLeft, right);
   // A picture may have its first row at the top: then the axis grows downwards.
   const bool down = panel.image && panel.image->y_top < panel.image->y_bottom;
-  const Axis y =
-      make_axis(panel.y_scale, ys, panel.y_low, panel.y_high, pad, down ? top : bottom, down ? bottom : top);
+  const Axis y = make_axis(panel.y_scale, ys, panel.y_low, panel.y_high, room_y, down ? top : bottom,
+                           down ? bottom : top);
 
   std::string out = text(kLeft, 22, panel.title, 13.5, "start", "font-weight=\"bold\"");
   if (panel.image) {
@@ -272,20 +301,24 @@ std::string draw_panel(const Panel& panel, double width, double top, double heig
         left, first_row, x(panel.image->x_high) - left, y(panel.image->y_bottom) - first_row,
         base64(panel.image->png));
   }
-  for (const double tick : y.ticks(6)) {
-    if (!y.shows(tick)) continue;
-    const double at = y(tick);
+  const std::vector<double> y_ticks = y.ticks(6);
+  const std::vector<std::string> y_labels = y.labels(y_ticks);
+  for (std::size_t i = 0; i < y_ticks.size(); ++i) {
+    if (!y.shows(y_ticks[i])) continue;
+    const double at = y(y_ticks[i]);
     out += fmt::format("<line x1=\"{}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n",
                        panel.image ? kLeft - 5 : kLeft, at, panel.image ? kLeft : right, at,
                        panel.image ? kInk : "#e3e3e3");
-    out += text(kLeft - 8, at + 4, number(tick), kSmall, "end");
+    out += text(kLeft - 8, at + 4, y_labels[i], kSmall, "end");
   }
-  for (const double tick : x.ticks(static_cast<int>(std::clamp((right - kLeft) / 62.0, 2.0, 9.0)))) {
-    if (!x.shows(tick)) continue;
-    const double at = x(tick);
+  const std::vector<double> x_ticks = x.ticks(static_cast<int>(std::clamp((right - kLeft) / 62.0, 2.0, 9.0)));
+  const std::vector<std::string> x_labels = x.labels(x_ticks);
+  for (std::size_t i = 0; i < x_ticks.size(); ++i) {
+    if (!x.shows(x_ticks[i])) continue;
+    const double at = x(x_ticks[i]);
     out += fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"/>\n", at,
                        bottom, at, bottom + 5, kInk);
-    out += text(at, bottom + 19, number(tick), kSmall);
+    out += text(at, bottom + 19, x_labels[i], kSmall);
   }
   out += fmt::format("<g clip-path=\"url(#{})\">\n", clip);
   for (const Band& band : panel.bands) out += draw_band(band, x, y);
@@ -298,8 +331,10 @@ std::string draw_panel(const Panel& panel, double width, double top, double heig
             ? fmt::format("<line x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2:.1f}\"", at, top, bottom)
             : fmt::format("<line x1=\"{1}\" y1=\"{0:.1f}\" x2=\"{2:.1f}\" y2=\"{0:.1f}\"", at, kLeft, right);
     out += " stroke=\"#777\" stroke-dasharray=\"4 4\"/>\n";
-    out += mark.vertical ? text(at - 4, top + 14, mark.label, kSmall, "end", "fill=\"#555\"")
-                         : text(kLeft + 6, at - 5, mark.label, kSmall, "start", "fill=\"#555\"");
+    out += mark.vertical
+               ? text(at - 4, top + 14, mark.label, kSmall, "end", "fill=\"#555\"")
+               : text(kLeft + 6, at < (top + bottom) / 2 ? at - 5 : at + 14, mark.label, kSmall, "start",
+                      "fill=\"#555\"");  // away from the middle, where the lines are
   }
   for (const Line& line : panel.lines) out += draw_line(line, x, y);
   out += "</g>\n";
@@ -394,6 +429,15 @@ std::string svg(const Sheet& sheet) {
                 caption[i], kSmall, "start", "fill=\"#444\"");
   }
   return out + "</svg>\n";
+}
+
+std::string power_of_ten(int exponent) {
+  constexpr const char* kRaised[] = {"\u2070", "\u00b9", "\u00b2", "\u00b3", "\u2074",
+                                     "\u2075", "\u2076", "\u2077", "\u2078", "\u2079"};
+  std::string out = "10";
+  if (exponent < 0) out += "\u207b";
+  for (const char digit : std::to_string(std::abs(exponent))) out += kRaised[digit - '0'];
+  return out;
 }
 
 std::string series_colour(std::size_t index) {

@@ -12,12 +12,13 @@ namespace basin::probe {
 enum class Scale { linear, log10, log2 };
 
 struct Line {
-  std::string label;                              // empty = not in the legend
+  std::string label;                              // in the legend; empty = not there
   std::vector<std::pair<double, double>> points;  // those that are not finite break the line
   std::string colour;
   double width = 1.8;
   std::string dash;  // SVG's stroke-dasharray; empty = solid
   bool dots = false;
+  bool label_at_end = false;  // beside the last point, instead of in the legend
 };
 
 struct Band {
@@ -60,6 +61,9 @@ struct Sheet {
 };
 
 std::string svg(const Sheet& sheet);
+
+/// 10 to a whole power, with raised digits.
+std::string power_of_ten(int exponent);
 
 /// Colours that stay apart for the colour-blind, and steps of one hue from light to dark for ordered series.
 std::string series_colour(std::size_t index);

@@ -24,7 +24,7 @@ class ModelFigures : ModelView {
         fmt::format(
             "Means over all {} queries. Left: weight on the first token. Middle: mass of the {} most recent "
             "tokens, self "
-            "included. Right: number of keys that hold 95 % of the mass, as log10.",
+            "included. Right: number of keys that hold 95 % of the mass, log scale.",
             s_.tokens, local_window()),
         {400, std::clamp(110.0 + 15.0 * static_cast<double>(s_.layers.size()), 300.0, 760.0), 3});
     const auto panel = [&](const std::string& title, double low, double high,
@@ -61,21 +61,20 @@ class ModelFigures : ModelView {
   }
 
   Figure maps() const {
-    const auto count = std::min<std::size_t>(s_.layers.size(), 9);
     Figure made = figure(
         "maps", fmt::format("{}: attention maps, mean over heads", s_.model),
         "Queries from top to bottom, keys from left to right; colour: share of the query's attention in the "
         "cell, log "
         "scale. A cell sums its keys, so a single bright key stays a line.",
         {440, 368, 3});
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t layer = count == 1 ? 0 : i * (s_.layers.size() - 1) / (count - 1);
+    for (const std::size_t layer : shown_layers(9)) {
       const LayerSummary& l = s_.layers[layer];
       Panel p;
       p.title = fmt::format("layer {}{}", layer, l.window > 0 ? fmt::format(", window {}", l.window) : "");
       p.x_label = "key";
       p.y_label = "query";
-      p.colour_bar = {"1e-5", "1e-4", "1e-3", "0.01", "0.1", "1"};
+      for (int exponent = -5; exponent < 0; ++exponent) p.colour_bar.push_back(power_of_ten(exponent));
+      p.colour_bar.push_back("1");
       const auto tokens = static_cast<double>(s_.tokens);
       p.image = Image{coloured_map(visible(l), l.side, l.side, -5.0, 0.0, true), 0.0, tokens, 0.0, tokens};
       made.sheet.panels.push_back(p);
@@ -152,7 +151,9 @@ class ModelFigures : ModelView {
       p.bands.push_back(band);
     }
     for (const std::size_t n : shown_sinks()) {
-      Line line{sink_name(n), {}, series_colour(n), 2.0, "", true};
+      // Lines that lie on one another: the lower ones are wider.
+      Line line{sink_name(n), {},  series_colour(n), std::max(1.2, 4.4 - 0.8 * static_cast<double>(n)),
+                "",           true};
       for (std::size_t w = 0; w < s_.windows.size(); ++w) {
         if (hides(n, w)) line.points.emplace_back(static_cast<double>(s_.windows[w]), model_retained(n, w));
       }
@@ -305,7 +306,7 @@ class ModelFigures : ModelView {
       if (!best.points.empty()) best.points.emplace_back(cost, best.points.back().second);
       best.points.emplace_back(cost, c.retained);
     }
-    left.lines.push_back(best);
+    left.lines.insert(left.lines.begin(), best);  // below the dots
     left.marks.push_back({advice_.target, fmt::format("target {}", percent(advice_.target)), false});
     for (const Choice& c : advice_.chosen) {
       const auto cost = static_cast<double>(c.pair.sink_tokens + c.pair.window);
@@ -338,13 +339,35 @@ class ModelFigures : ModelView {
       p.lines.push_back({fmt::format("{} + {}", m.pair.sink_tokens, m.pair.window),
                          {{1.0 - predicted->retained, m.mean_nll - whole}},
                          series_colour(colour++),
-                         1.8,
+                         3.0,
                          "",
+                         true,
                          true});
     }
     p.x_low = 0.0;
     made.sheet.panels.push_back(p);
     return made;
+  }
+
+  // Layers from the first to the last; of a model with windows in some, up to a third of them see all keys.
+  std::vector<std::size_t> shown_layers(std::size_t most) const {
+    std::vector<std::size_t> full, other;
+    for (std::size_t i = 0; i < s_.layers.size(); ++i) (s_.layers[i].window > 0 ? other : full).push_back(i);
+    const auto spread = [](const std::vector<std::size_t>& all, std::size_t count) {
+      std::vector<std::size_t> some;
+      for (std::size_t i = 0; i < std::min(count, all.size()); ++i) {
+        some.push_back(all.size() <= count ? all[i]
+                       : count == 1        ? all[0]
+                                           : all[i * (all.size() - 1) / (count - 1)]);
+      }
+      return some;
+    };
+    std::vector<std::size_t> shown =
+        spread(full, other.empty() ? most : std::max(most / 3, most - std::min(most, other.size())));
+    const std::vector<std::size_t> rest = spread(other, most - shown.size());
+    shown.insert(shown.end(), rest.begin(), rest.end());
+    std::sort(shown.begin(), shown.end());
+    return shown;
   }
 
   // The map without cells that no query of their row sees: above the diagonal, and behind the layer's window.
