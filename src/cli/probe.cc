@@ -57,7 +57,9 @@ void write_trace(const fs::path& layers, std::int64_t count, const std::vector<s
     const fs::path from = probe::layer_file(layers, layer);
     if (probe::read_layer(from).profile.window > 0)
       continue;  // a local layer selects nothing: it sees its window
-    file.copy(fmt::format("topk/layer_{}", layer), probe::NpzFile(from), "topk");
+    const probe::NpzFile found(from);
+    file.copy(fmt::format("topk/layer_{}", layer), found, "topk");
+    file.copy(fmt::format("mass/layer_{}", layer), found, "topk_mass");
   }
   std::vector<std::int32_t> positions(ids.size());
   std::iota(positions.begin(), positions.end(), 0);

@@ -145,17 +145,21 @@ attention::Ran attend_chunk(Pass& pass, const Form& form, const Queries& queries
 
   const attention::Backend backend = pass.options.attention_backend;
   PassObserver* const observer = pass.options.observer;
-  if (c.indexer) {
-    const std::int32_t* indices = pass.work.selection.data() + first * c.indexer->topk;
-    if (observer != nullptr)
-      observer->selected(layer, {indices, static_cast<std::size_t>(tokens * c.indexer->topk)});
-    return attention::forward(problem, {indices, c.indexer->topk, nullptr}, backend, pass.pool);
-  }
-  if (form.absorbed) return attention::forward(problem, attention::Selection{}, backend, pass.pool);
   if (observer != nullptr) {
     problem.lse = Workspace::floats(pass.work.lse, tokens * c.h_q);
     problem.lse_with_sink = Workspace::floats(pass.work.lse_with_sink, tokens * c.h_q);
   }
+  if (c.indexer) {
+    const std::int32_t* indices = pass.work.selection.data() + first * c.indexer->topk;
+    const attention::Ran ran =
+        attention::forward(problem, {indices, c.indexer->topk, nullptr}, backend, pass.pool);
+    if (observer != nullptr) {
+      observer->selected(layer, {indices, static_cast<std::size_t>(tokens * c.indexer->topk)}, problem,
+                         pass.pool);
+    }
+    return ran;
+  }
+  if (form.absorbed) return attention::forward(problem, attention::Selection{}, backend, pass.pool);
   const attention::Ran ran = attention::forward(problem, backend, pass.pool);
   if (observer != nullptr) observer->attended(layer, problem, pass.pool);
   return ran;

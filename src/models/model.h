@@ -112,8 +112,10 @@ class PassObserver {
   virtual std::int64_t resume(std::span<float> x) = 0;
   /// After a layer's attention: the problem as it ran, with lse and lse_with_sink and keys on pages.
   virtual void attended(std::int64_t layer, const attention::Forward& problem, ThreadPool& pool) = 0;
-  /// Instead, where an indexer chose what the chunk's queries see: `indices` [tokens, topk], ascending, padded with -1.
-  virtual void selected(std::int64_t /*layer*/, std::span<const std::int32_t> /*indices*/) {}
+  /// Instead, where an indexer chose what the chunk's queries see: `indices` [tokens, topk], ascending, padded with -1, and
+  /// the problem as it ran, whose lse is over these keys.
+  virtual void selected(std::int64_t /*layer*/, std::span<const std::int32_t> /*indices*/,
+                        const attention::Forward& /*problem*/, ThreadPool& /*pool*/) {}
   /// After the whole layer.
   virtual void finished(std::int64_t layer, std::span<const float> x) = 0;
 };

@@ -96,7 +96,10 @@ std::unique_ptr<basin_probe_result> run(const basin_probe_args* args) {
   each_profile_array(p, [&](const char* name, const std::vector<float>& values, const ArrayShape& shape) {
     add(*result, name, values, shape);
   });
-  if (p.topk_width > 0) add(*result, "topk", p.topk, {p.tokens, p.topk_width});
+  if (p.topk_width > 0) {
+    add(*result, "topk", p.topk, {p.tokens, p.topk_width});
+    add(*result, "topk_mass", p.topk_mass, {p.tokens});
+  }
   return result;
 }
 

@@ -167,6 +167,7 @@ class Layer {
     if (options_.topk > 0) {
       r.topk_width = options_.topk;
       r.topk.assign(static_cast<std::size_t>(shape_.tokens * options_.topk), -1);
+      r.topk_mass.assign(static_cast<std::size_t>(shape_.tokens), 0.0f);
     }
   }
 
@@ -440,6 +441,12 @@ class Layer {
     if (count < static_cast<std::int64_t>(order.size())) {
       std::nth_element(order.begin(), order.begin() + count - 1, order.end(), before);
     }
+    double held = 0.0, all = 0.0;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      all += static_cast<double>(value[order[i]]);
+      if (static_cast<std::int64_t>(i) < count) held += static_cast<double>(value[order[i]]);
+    }
+    result_.topk_mass[static_cast<std::size_t>(query)] = static_cast<float>(held / all);
     std::sort(order.begin(), order.begin() + count);
     std::copy_n(order.begin(), count, result_.topk.begin() + query * options_.topk);
   }

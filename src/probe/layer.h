@@ -59,6 +59,7 @@ struct LayerProfile {
   std::vector<std::int32_t>
       topk;  // [tokens, topk] keys of the largest mean weight over heads, unordered, -1 padded
   std::int64_t topk_width = 0;
+  std::vector<float> topk_mass;  // [tokens] share of the keys' mass that they hold, mean over heads
 };
 
 /// Sink counts and windows that a text of so many tokens can show.

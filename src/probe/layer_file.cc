@@ -53,6 +53,7 @@ void write_layer(const std::filesystem::path& path, const LayerResult& result) {
   if (p.topk_width > 0) {
     const std::int64_t shape[] = {p.tokens, p.topk_width};
     file.add("topk", shape, p.topk);
+    file.add("topk_mass", std::span(shape, 1), p.topk_mass);
   }
   file.finish();
 }
@@ -78,7 +79,10 @@ LayerResult read_layer(const std::filesystem::path& path) {
                    throw Error(ErrorCode::corrupt, fmt::format("'{}' has another length", name));
                  }
                });
-    if (p.topk_width > 0) p.topk = read_values<std::int32_t>(file, "topk", DType::i32);
+    if (p.topk_width > 0) {
+      p.topk = read_values<std::int32_t>(file, "topk", DType::i32);
+      p.topk_mass = read_values<float>(file, "topk_mass", DType::f32);
+    }
     return result;
   } catch (const Error& error) {
     throw error.in(path.string());

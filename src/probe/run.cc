@@ -86,12 +86,14 @@ class Recorder : public models::PassObserver {
     write_layer(layer_file(options_.folder, layer), result);
   }
 
-  void selected(std::int64_t layer, std::span<const std::int32_t> indices) override {
+  void selected(std::int64_t layer, std::span<const std::int32_t> indices, const attention::Forward& problem,
+                ThreadPool& pool) override {
     throw_if_cancelled();
     LayerResult result;
     result.profile.tokens = tokens_;
     result.profile.topk_width = static_cast<std::int64_t>(indices.size()) / tokens_;
     result.profile.topk.assign(indices.begin(), indices.end());
+    result.profile.topk_mass = mass_of_selections(problem, pool);
     write_layer(layer_file(options_.folder, layer), result);
   }
 

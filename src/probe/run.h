@@ -55,6 +55,10 @@ void write_layer(const std::filesystem::path& path, const LayerResult& result);
 /// Throws Error(not_found | corrupt | io).
 LayerResult read_layer(const std::filesystem::path& path);
 
+/// Share of the attention over all visible keys that falls on those over which `problem.lse` was taken: [q_tokens], mean over
+/// heads. One sequence.
+std::vector<float> mass_of_selections(const attention::Forward& problem, ThreadPool& pool);
+
 /// The output errors of `result`, for pairs that hide something in a text of this length.
 void measure_errors(const attention::Forward& problem, ThreadPool& pool, LayerResult& result);
 

@@ -73,6 +73,7 @@ class LayerPass {
     check_skipped(f_.skipped + f_.queries, f_.trace.queries());
     finish_frequencies();
     measure_absolute();
+    measure_mass();
     if (f_.queries > 1) measure_lags();
     release(0, f_.trace.queries());  // what these two have read again
     return std::move(result_);
@@ -209,6 +210,21 @@ class LayerPass {
         cell = visible > 0 ? cell / static_cast<float>(visible) : 0.0f;
       }
     }
+  }
+
+  void measure_mass() {
+    const std::vector<float> mass = f_.trace.mass(layer_);
+    if (mass.empty()) return;
+    double all = 0.0;
+    for (std::int64_t begin = 0; begin < f_.queries; begin += f_.row_queries) {
+      const std::int64_t end = std::min(begin + f_.row_queries, f_.queries);
+      double sum = 0.0;
+      for (std::int64_t q = begin; q < end; ++q)
+        sum += static_cast<double>(mass[static_cast<std::size_t>(f_.skipped + q)]);
+      result_.mass_by_query.push_back(static_cast<float>(sum / static_cast<double>(end - begin)));
+      all += sum;
+    }
+    result_.mass = static_cast<float>(all / static_cast<double>(f_.queries));
   }
 
   void measure_absolute() {

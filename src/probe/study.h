@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,10 @@ struct LayerStudy {
   /// Spans of queries: how many keys are absolute in each, and what share of those stays so in the next (the last: NaN).
   std::vector<std::int64_t> span_position;
   std::vector<float> span_keys, span_stay;
+  /// Share of the attention over all keys that a selection holds, against position and in the mean; empty and NaN where the
+  /// trace does not say.
+  std::vector<float> mass_by_query;  // [query bins]
+  float mass = std::numeric_limits<float>::quiet_NaN();
   float pairwise_128 = 0.0f;  // mean |S_t & S_u| / k over pairs inside blocks of 128 (sampled)
 };
 

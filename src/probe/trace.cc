@@ -63,6 +63,20 @@ std::vector<std::int64_t> read_positions(const Array& array, std::int64_t querie
 
 using Read = std::function<Array(const std::string& name)>;
 
+std::vector<float> read_mass(const Array& array, const std::string& name, std::int64_t queries) {
+  if (array.dtype != DType::f32 || array.shape != std::vector<std::int64_t>{queries}) {
+    refuse(ErrorCode::invalid_argument, fmt::format("'{}' must be float32 [{}]", name, queries));
+  }
+  std::vector<float> mass(static_cast<std::size_t>(queries));
+  std::memcpy(mass.data(), array.data, mass.size() * sizeof(float));
+  for (std::size_t q = 0; q < mass.size(); ++q) {
+    if (!(mass[q] >= 0.0f && mass[q] <= 1.001f)) {
+      refuse(ErrorCode::corrupt, fmt::format("'{}', query {}: {} is no share", name, q, mass[q]));
+    }
+  }
+  return mass;
+}
+
 // Arrays by name, of either container.
 Trace from_arrays(const std::vector<std::string>& names, const Read& read) {
   std::map<std::int64_t, std::string> layers;
@@ -93,7 +107,13 @@ Trace from_arrays(const std::vector<std::string>& names, const Read& read) {
   check_sizes(first.shape[0], first.shape[1]);
   std::vector<Trace::Entry> entries;
   for (const auto& [number, name] : layers) {
-    entries.push_back({number, [read, name = name, shape = first.shape] {
+    Trace::LoadMass load_mass;
+    const std::string mass = fmt::format("mass/layer_{}", number);
+    if (std::find(names.begin(), names.end(), mass) != names.end()) {
+      load_mass = [read, mass, queries = first.shape[0]] { return read_mass(read(mass), mass, queries); };
+    }
+    entries.push_back({number,
+                       [read, name = name, shape = first.shape] {
                          Array array = read(name);
                          check_type(array);
                          if (array.shape != shape) {
@@ -102,7 +122,8 @@ Trace from_arrays(const std::vector<std::string>& names, const Read& read) {
                                               fmt::join(array.shape, ", "), fmt::join(shape, ", ")));
                          }
                          return TraceLayer{array, array.data, shape[1] * 4};
-                       }});
+                       },
+                       std::move(load_mass)});
   }
   return Trace(std::move(entries),
                has_positions ? read_positions(read("q_pos"), first.shape[0]) : count_up(first.shape[0]),

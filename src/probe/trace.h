@@ -1,7 +1,8 @@
 // Recorded selections of a sparse model: which keys each query of each layer chose.
 //
 // Read are: .npz and .safetensors with int32 arrays `topk/layer_0`, `topk/layer_1`, ... [queries, topk], padded with -1, and
-// optionally `q_pos` [queries]; SGLang's indexer_topk, base64 of int32 (tokens, layers, topk), as text or inside the answer's
+// optionally `q_pos` [queries] and float32 `mass/layer_0`, ... [queries], the share of the attention over all keys that a row
+// holds; SGLang's indexer_topk, base64 of int32 (tokens, layers, topk), as text or inside the answer's
 // JSON; vLLM's, base64 of an .npy of the same shape.
 #pragma once
 
@@ -32,9 +33,11 @@ struct TraceLayer {
 class Trace {
  public:
   using Load = std::function<TraceLayer()>;
+  using LoadMass = std::function<std::vector<float>()>;
   struct Entry {
     std::int64_t number;  // the model's
     Load load;
+    LoadMass load_mass = {};  // empty where it is not known
   };
   /// `positions` of the queries ascend by one.
   Trace(std::vector<Entry> entries, std::vector<std::int64_t> positions, std::int64_t topk)
@@ -47,6 +50,11 @@ class Trace {
   std::int64_t number(std::int64_t layer) const { return entries_[static_cast<std::size_t>(layer)].number; }
   /// Throws what reading throws, and Error(invalid_argument) when the layer's shape is not that of the first.
   TraceLayer load(std::int64_t layer) const { return entries_[static_cast<std::size_t>(layer)].load(); }
+  /// [queries], or empty where it was not recorded. Throws as load() does.
+  std::vector<float> mass(std::int64_t layer) const {
+    const LoadMass& read = entries_[static_cast<std::size_t>(layer)].load_mass;
+    return read ? read() : std::vector<float>();
+  }
 
  private:
   std::vector<Entry> entries_;

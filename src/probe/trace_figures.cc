@@ -16,6 +16,7 @@ class TraceFigures : TraceView {
       figures.push_back(by_position());
       figures.push_back(by_size());
     }
+    if (has_mass()) figures.push_back(held());
     if (!s_.layers[0].multiplicity.empty()) figures.push_back(multiplicity());
     if (s_.layers.size() > 1) figures.push_back(between());
     return figures;
@@ -229,6 +230,17 @@ class TraceFigures : TraceView {
         true, 600, [](const LayerStudy& l) { return l.frequency; });
     made.sheet.panels[0].y_high = 1.0;
     made.sheet.panels[0].marks.push_back({kAbsoluteShare, fmt::format("{:.2f}", kAbsoluteShare), false});
+    return made;
+  }
+
+  Figure held() const {
+    Figure made =
+        two_lines("attention_mass", "attention that the selections hold",
+                  "Share of the attention over all keys that falls on the selected ones, mean over "
+                  "heads, against the position of the query.",
+                  "position of the query", "share of the attention", Scale::linear, query_positions(), false,
+                  kPoints, [](const LayerStudy& l) { return l.mass_by_query; });
+    made.sheet.panels[0].y_high = 1.0;
     return made;
   }
 

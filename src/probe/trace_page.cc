@@ -152,6 +152,13 @@ class TracePage : TraceView {
                 {series("keys", thin(count_up(l.multiplicity.size(), 1.0), l.multiplicity, false))});
           });
     }
+    if (has_mass()) {
+      add("Attention that the selections hold",
+          "Share of the attention over all keys, mean over heads, against the position of the query.",
+          "position of the query", false, [&](const LayerStudy& l) {
+            return Json::array({series("held", thin(query_positions(), l.mass_by_query, false))});
+          });
+    }
     add("Share of absolute positions", "Of a selection, against the position of the query.",
         "position of the query", false, [&](const LayerStudy& l) {
           return Json::array({series("absolute", thin(query_positions(), l.absolute_by_query, false))});
@@ -193,6 +200,11 @@ class TracePage : TraceView {
         "Sinks kept",
         {{"first token", first}, {"first 4", four}, {"first 64", many}, {"absolute share", absolute_shares}},
         true);
+    if (has_mass()) {
+      std::vector<float> mass;
+      for (const LayerStudy& l : s_.layers) mass.push_back(l.mass);
+      by_layer("Attention that the selections hold", {{"share of the attention over all keys", mass}}, true);
+    }
     if (!inner.empty()) {
       const auto b = s_.layers[0].blocks.back().block;
       by_layer(fmt::format("Blocks of {}", b), {{"common", inner}, {"any", outer}}, false);

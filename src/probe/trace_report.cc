@@ -53,6 +53,16 @@ class TraceWords : TraceView {
                     percent(over_layers([](const LayerStudy& l) { return l.sink_kept[0]; })),
                     percent(over_layers([](const LayerStudy& l) { return l.sink_kept[1]; })),
                     percent(over_layers([](const LayerStudy& l) { return l.sink_kept[3]; }))));
+    if (has_mass()) {
+      const auto weakest =
+          std::min_element(s_.layers.begin(), s_.layers.end(),
+                           [](const LayerStudy& a, const LayerStudy& b) { return a.mass < b.mass; });
+      lines.push_back(
+          fmt::format("The selections hold {} of the attention over all keys (mean over heads and layers), "
+                      "and least, {}, in layer {}.",
+                      percent(over_layers([](const LayerStudy& l) { return l.mass; })),
+                      percent(static_cast<double>(weakest->mass)), weakest->number));
+    }
     lines.push_back(fmt::format(
         "{} of a selection are absolute positions, which at least {:.0f} % of the queries that see them "
         "select ({:.0f} "
@@ -90,16 +100,18 @@ class TraceWords : TraceView {
         "layer,block,blocks,intersection_mean,intersection_p10,intersection_p90,union_mean,union_p10,union_"
         "p90,"
         "first_1_kept,first_4_kept,first_16_kept,first_64_kept,overlap_next_query,absolute_share,absolute_"
-        "keys\n";
+        "keys,attention_mass\n";
     for (const LayerStudy& l : s_.layers) {
       for (const BlockCounts& c : l.blocks) {
         out += fmt::format(
-            "{},{},{},{:.2f},{:.0f},{:.0f},{:.2f},{:.0f},{:.0f},{:.4f},{:.4f},{:.4f},{:.4f},{:.4f},{:.4f},{}"
+            "{},{},{},{:.2f},{:.0f},{:.0f},{:.2f},{:.0f},{:.0f},{:.4f},{:.4f},{:.4f},{:.4f},{:.4f},{:.4f},{},"
+            "{}"
             "\n",
             l.number, c.block, c.position.size(), mean(c.intersection), quantile(c.intersection, 0.1),
             quantile(c.intersection, 0.9), mean(c.united), quantile(c.united, 0.1), quantile(c.united, 0.9),
             l.sink_kept[0], l.sink_kept[1], l.sink_kept[2], l.sink_kept[3],
-            l.overlap.empty() ? 0.0f : l.overlap[0], l.absolute_share, l.absolute_keys);
+            l.overlap.empty() ? 0.0f : l.overlap[0], l.absolute_share, l.absolute_keys,
+            l.mass_by_query.empty() ? std::string() : fmt::format("{:.4f}", l.mass));
       }
     }
     return out;
@@ -139,6 +151,7 @@ class TraceWords : TraceView {
       layer["overlap"] = numbers(l.overlap);
       layer["overlap_shifted"] = numbers(l.shifted);
       layer["sink_kept_1_4_16_64"] = numbers({l.sink_kept.begin(), l.sink_kept.end()});
+      if (!l.mass_by_query.empty()) layer["attention_mass"] = rounded(static_cast<double>(l.mass));
       layer["absolute_share"] = rounded(static_cast<double>(l.absolute_share));
       layer["absolute_keys"] = l.absolute_keys;
       layer["span_position"] = l.span_position;
@@ -171,6 +184,7 @@ class TraceWords : TraceView {
       add("overlap_shifted", l.shifted);
       file.add(prefix + "lags", l.lags);
       add("absolute_by_query", l.absolute_by_query);
+      if (!l.mass_by_query.empty()) add("attention_mass_by_query", l.mass_by_query);
       add("span_keys", l.span_keys);
       add("span_stay", l.span_stay);
     }

@@ -72,6 +72,10 @@ class TraceView {
       : s_(study), nulls_(nulls), source_(source) {}
 
  protected:
+  bool has_mass() const {
+    return std::all_of(s_.layers.begin(), s_.layers.end(),
+                       [](const LayerStudy& l) { return !l.mass_by_query.empty(); });
+  }
   // Mean over all layers but the first, point by point.
   template <typename Values>
   std::vector<float> rest(const Values& values) const {

@@ -111,6 +111,12 @@ class Probe(CliTest):
             names = set(os.listdir(out))
             self.assertLessEqual({"report.html", "summary.txt", "summary.json", "counts.csv", "data.npz", "trace.npz"}, names)
             self.assertNotIn("layers", names)
+            with open(os.path.join(out, "summary.json"), encoding="utf-8") as file:
+                for layer in json.load(file)["layers"]:
+                    self.assertTrue(0.3 < layer["attention_mass"] < 1.0, layer["attention_mass"])
+            self.assertIn("attention_mass.svg", os.listdir(os.path.join(out, "figures")))
+            with open(os.path.join(out, "summary.txt"), encoding="utf-8") as file:
+                self.assertIn("of the attention over all keys", file.read())
             # The trace alone gives the same study.
             done = self.probe("--trace", os.path.join(out, "trace.npz"), "--out", again)
             self.assertEqual(done.returncode, 0, done.stderr)

@@ -51,7 +51,8 @@ struct Selections : models::PassObserver {
   void attended(std::int64_t, const attention::Forward&, ThreadPool&) override {
     ADD_FAILURE() << "not selected";
   }
-  void selected(std::int64_t layer, std::span<const std::int32_t> indices) override {
+  void selected(std::int64_t layer, std::span<const std::int32_t> indices, const attention::Forward&,
+                ThreadPool&) override {
     auto& to = rows[static_cast<std::size_t>(layer)];
     to.insert(to.end(), indices.begin(), indices.end());
   }

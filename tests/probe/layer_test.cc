@@ -13,6 +13,7 @@
 #include "base/kernel_words.h"
 #include "basin/attention/attention.h"
 #include "basin/attention/mask.h"
+#include "basin/attention/sparse.h"
 #include "probe/run.h"
 
 namespace basin::probe {
@@ -320,6 +321,8 @@ void compare(const Setting& setting) {
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
     for (std::int64_t i = 0; i < count; ++i) best += sorted[static_cast<std::size_t>(i)];
     ASSERT_NEAR(chosen, best, 1e-5);
+    const double all = std::accumulate(row.begin(), row.end(), 0.0);
+    ASSERT_NEAR(static_cast<double>(found.topk_mass[static_cast<std::size_t>(t)]), chosen / all, 1e-5);
   }
 }
 
@@ -475,6 +478,56 @@ TEST(OutputErrors, AreNotMeasuredWhereTheLayerHasAWindow) {
   measure_errors(problem.problem, pool, result);
   ASSERT_FALSE(result.pair_error_all.empty());
   for (const float error : result.pair_error_all) EXPECT_TRUE(std::isnan(error));
+}
+
+// What selections of a sparse model hold, against sums of the weights in double.
+TEST(SelectionMass, IsThatOfTheDenseWeights) {
+  for (const bool streaming : {false, true}) {
+    Setting setting;
+    setting.h_kv = 1;
+    setting.sink_logit = true;  // takes part in neither
+    if (streaming) {
+      setting.mask = {true, 60, -1, 5};
+      setting.second_query = true;
+    }
+    const Problem problem(setting);
+    constexpr std::int64_t kTopk = 20;
+    std::mt19937 random(3);
+    std::vector<std::int32_t> indices(static_cast<std::size_t>(setting.tokens * kTopk), -1);
+    for (std::int64_t t = 0; t < setting.tokens; ++t) {
+      std::vector<std::int32_t> keys;
+      for (std::int32_t j = 0; j <= t; ++j) {
+        if (attention::visible(setting.mask, t, j)) keys.push_back(j);
+      }
+      std::shuffle(keys.begin(), keys.end(), random);
+      std::copy_n(keys.begin(), std::min<std::int64_t>(kTopk, std::ssize(keys)), indices.begin() + t * kTopk);
+    }
+    attention::Forward sparse = problem.problem;
+    std::vector<float> lse(static_cast<std::size_t>(setting.tokens * setting.h_q));
+    sparse.lse = lse.data();
+    sparse.lse_with_sink = nullptr;
+    ThreadPool pool(2);
+    attention::forward(sparse, {indices.data(), kTopk, nullptr}, attention::Backend::cpu, pool);
+    const std::vector<float> found = mass_of_selections(sparse, pool);
+    ASSERT_EQ(std::ssize(found), setting.tokens);
+    std::vector<double> expected(found.size(), 0.0);
+    for (std::int64_t h = 0; h < setting.h_q; ++h) {
+      std::vector<double> sink;
+      const std::vector<double> a = problem.weights(h, sink);
+      for (std::int64_t t = 0; t < setting.tokens; ++t) {
+        double held = 0.0, all = 0.0;
+        for (std::int64_t j = 0; j <= t; ++j) {
+          const std::int32_t* row = indices.data() + t * kTopk;
+          const double weight = a[static_cast<std::size_t>(t * setting.tokens + j)];
+          all += weight;
+          if (std::find(row, row + kTopk, static_cast<std::int32_t>(j)) != row + kTopk) held += weight;
+        }
+        expected[static_cast<std::size_t>(t)] += held / all / static_cast<double>(setting.h_q);
+      }
+    }
+    expect_equal(found, expected, 1e-5, "mass");
+    EXPECT_LT(*std::min_element(found.begin(), found.end()), 0.9f) << "something is left out";
+  }
 }
 
 using Counts = std::array<std::int64_t, 3>;

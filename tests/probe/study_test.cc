@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <set>
@@ -394,6 +395,35 @@ TEST_F(PayloadTest, ArraysByName) {
   const Trace trace = open_trace(path_, {});
   expect_rows(trace, layers_);
   EXPECT_EQ(trace.number(2), 20);
+}
+
+TEST_F(PayloadTest, MassBesideTheRowsIsStudied) {
+  const auto write = [&](std::vector<float> mass, std::int64_t queries) {
+    NpzWriter writer(path_);
+    const std::int64_t shape[] = {40, 6}, one[] = {queries};
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      writer.add("topk/layer_" + std::to_string(i), shape, std::span<const std::int32_t>(layers_[i]));
+      writer.add("mass/layer_" + std::to_string(i), one, std::span<const float>(mass));
+    }
+    writer.finish();
+    ThreadPool pool(1);
+    StudyOptions options;
+    options.map_bins = 10;
+    return study(open_trace(path_, {}), options, pool, {}, nullptr);
+  };
+  std::vector<float> mass(40, 1.0f);
+  for (std::size_t q = 6; q < 40; ++q) mass[q] = q % 2 == 0 ? 0.5f : 0.25f;
+  const Study found = write(mass, 40);
+  for (const LayerStudy& layer : found.layers) {
+    EXPECT_FLOAT_EQ(layer.mass, 0.375f);  // of the 34 studied queries
+    EXPECT_EQ(layer.mass_by_query.size(), static_cast<std::size_t>(found.map_rows));
+    EXPECT_FLOAT_EQ(layer.mass_by_query[0], 0.375f);
+  }
+  EXPECT_THROW(write(std::vector<float>(39, 0.5f), 39), Error);
+  mass[3] = 1.5f;
+  EXPECT_THROW(write(mass, 40), Error);
+  mass[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THROW(write(mass, 40), Error);
 }
 
 // A trace may be larger than memory: what is not read yet is not there, and what was read has gone.
