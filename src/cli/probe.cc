@@ -14,6 +14,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "engine/tasks.h"
+#include "ops/rope.h"
 #include "probe/npz.h"
 #include "probe/report.h"
 #include "probe/run.h"
@@ -50,8 +51,9 @@ std::vector<std::string> labels(const Session& session, const std::vector<std::i
 }
 
 // The recorded sets of every layer, in the form that --trace reads.
-void write_trace(const fs::path& layers, std::int64_t count, const std::vector<std::int32_t>& ids,
-                 const fs::path& path) {
+void write_trace(const fs::path& layers, const models::ModelConfig& config,
+                 const std::vector<std::int32_t>& ids, const fs::path& path) {
+  const auto count = static_cast<std::int64_t>(config.layers.size());
   probe::NpzWriter file(path);
   for (std::int64_t layer = 0; layer < count; ++layer) {
     const fs::path from = probe::layer_file(layers, layer);
@@ -66,6 +68,9 @@ void write_trace(const fs::path& layers, std::int64_t count, const std::vector<s
   const std::int64_t shape[] = {static_cast<std::int64_t>(ids.size())};
   file.add("q_pos", shape, positions);
   file.add("tokens", shape, ids);
+  const ops::Rope rope(config.rope, config.rope_layout);
+  const std::int64_t pairs[] = {std::ssize(rope.frequencies())};
+  file.add("rope", DType::f64, pairs, rope.frequencies().data());
   file.finish();
 }
 
@@ -106,6 +111,10 @@ void measure(const ProbeArgs& args, Session& session, const std::vector<std::int
 int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& source,
                 const probe::TraceShape& shape, ThreadPool& pool);
 
+void say_without_pictures(const probe::Written& written) {
+  if (!written.no_pictures.empty()) print_note(fmt::format("figures are SVG only: {}", written.no_pictures));
+}
+
 int probe_model(const ProbeArgs& args) {
   Session session(args.model);
   const std::vector<std::int32_t> ids = read_input(args, session);
@@ -143,7 +152,7 @@ int probe_model(const ProbeArgs& args) {
   }
   if (indexer) {
     const fs::path trace = out / "trace.npz";
-    write_trace(options.folder, layers, ids, trace);
+    write_trace(options.folder, session.config(), ids, trace);
     const int code = study_trace(args, trace, options.model, {}, session.pool);
     std::error_code ignored;
     fs::remove_all(options.folder, ignored);  // all of it stands in trace.npz now
@@ -157,10 +166,11 @@ int probe_model(const ProbeArgs& args) {
   probe::Advice advice = probe::advise(summary, args.target);
   if (stream.window) advice = {};  // nothing to advise where a window is set already
   measure(args, session, ids, advice);
-  const std::vector<std::string> lines =
+  const probe::Written written =
       probe::write_model_report(out, summary, advice, labels(session, ids), session.pool);
+  say_without_pictures(written);
   probe::write_data(options.folder, layers, out / "data.npz");
-  if (args.topk > 0) write_trace(options.folder, layers, ids, out / "trace.npz");
+  if (args.topk > 0) write_trace(options.folder, session.config(), ids, out / "trace.npz");
   std::error_code ignored;
   fs::remove_all(options.folder, ignored);  // all of it stands in data.npz now
 
@@ -178,7 +188,7 @@ int probe_model(const ProbeArgs& args) {
     return 0;
   }
   std::string text;
-  for (const std::string& line : lines) text += line + "\n";
+  for (const std::string& line : written.lines) text += line + "\n";
   write_stdout(text + fmt::format("Report: {}\n", (out / "report.html").string()));
   return 0;
 }
@@ -193,8 +203,9 @@ int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& 
   const probe::Study study = probe::study(
       trace, options, pool, [&](std::int64_t done, std::int64_t total) { progress.update(done, total); },
       interrupt_flag());
-  const std::vector<std::string> lines =
+  const probe::Written written =
       probe::write_trace_report(args.out, study, probe::null_models(study, pool), source, pool);
+  say_without_pictures(written);
   if (args.json) {
     nlohmann::ordered_json object;
     object["out"] = args.out;
@@ -206,7 +217,7 @@ int study_trace(const ProbeArgs& args, const fs::path& path, const std::string& 
     return 0;
   }
   std::string text;
-  for (const std::string& line : lines) text += line + "\n";
+  for (const std::string& line : written.lines) text += line + "\n";
   write_stdout(text + fmt::format("Report: {}\n", (fs::path(args.out) / "report.html").string()));
   return 0;
 }

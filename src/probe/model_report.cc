@@ -162,18 +162,17 @@ class ModelWords : ModelView {
 
 }  // namespace
 
-std::vector<std::string> write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
-                                            const Advice& advice, const std::vector<std::string>& labels,
-                                            ThreadPool& pool) {
+Written write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
+                           const Advice& advice, const std::vector<std::string>& labels, ThreadPool& pool) {
   const ModelWords words(summary, advice);
   const std::vector<std::string> lines = words.sentences();
-  write_figures(folder, model_figures(summary, advice), pool);
+  const std::string no_pictures = write_figures(folder, model_figures(summary, advice), pool);
   write_text(folder / "report.html", page(model_page(summary, advice, lines, labels, pool)));
   write_text(folder / "summary.json", words.summary_json().dump(1) + "\n");
   std::string text;
   for (const std::string& line : lines) text += line + "\n\n";
   write_text(folder / "summary.txt", text);
-  return lines;
+  return {lines, no_pictures};
 }
 
 }  // namespace basin::probe

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 #include <numeric>
+#include <utility>
 
 #include "probe/study.h"
 
@@ -34,7 +35,7 @@ NullCounts random_counts(std::int64_t first, std::int64_t queries, std::int64_t 
   return counts;
 }
 
-double rope_score(std::int64_t distance) {
+std::vector<double> deepseek_frequencies() {
   constexpr int kDimensions = 64;
   constexpr double kTheta = 10000.0, kFactor = 40.0, kOriginal = 4096.0, kFast = 32.0, kSlow = 1.0;
   const auto corrected = [&](double rotations) {
@@ -43,19 +44,41 @@ double rope_score(std::int64_t distance) {
   };
   const double low = std::max(std::floor(corrected(kFast)), 0.0);
   const double high = std::min(std::ceil(corrected(kSlow)), kDimensions - 1.0);
-  double sum = 0.0;
+  std::vector<double> frequencies;
   for (int i = 0; i < kDimensions / 2; ++i) {
     const double frequency = std::pow(kTheta, -2.0 * i / kDimensions);
     const double ramp = std::clamp((i - low) / std::max(high - low, 0.001), 0.0, 1.0);
-    const double slowed = frequency / kFactor * ramp + frequency * (1.0 - ramp);
-    sum += 2.0 * std::cos(static_cast<double>(distance) * slowed);
+    frequencies.push_back(frequency / kFactor * ramp + frequency * (1.0 - ramp));
   }
+  return frequencies;
+}
+
+double rope_score(std::int64_t distance, std::span<const double> frequencies) {
+  double sum = 0.0;
+  for (const double frequency : frequencies) sum += 2.0 * std::cos(static_cast<double>(distance) * frequency);
   return sum;
 }
 
-std::vector<std::int32_t> rope_selections(std::int64_t first, std::int64_t queries, std::int64_t topk) {
+std::vector<std::int64_t> rope_peaks(std::int64_t end, std::size_t most,
+                                     std::span<const double> frequencies) {
+  std::vector<std::pair<double, std::int64_t>> peaks;
+  for (std::int64_t a = 2; a < end; ++a) {
+    const double before = rope_score(a - 1, frequencies), here = rope_score(a, frequencies);
+    if (here > before && here >= rope_score(a + 1, frequencies)) peaks.emplace_back(-here, a);
+  }
+  std::sort(peaks.begin(), peaks.end());
+  peaks.resize(std::min(most, peaks.size()));
+  std::vector<std::int64_t> distances;
+  for (const auto& [score, a] : peaks) distances.push_back(a);
+  std::sort(distances.begin(), distances.end());
+  return distances;
+}
+
+std::vector<std::int32_t> rope_selections(std::int64_t first, std::int64_t queries, std::int64_t topk,
+                                          std::span<const double> frequencies) {
   std::vector<double> score(static_cast<std::size_t>(first + queries));
-  for (std::size_t a = 0; a < score.size(); ++a) score[a] = rope_score(static_cast<std::int64_t>(a));
+  for (std::size_t a = 0; a < score.size(); ++a)
+    score[a] = rope_score(static_cast<std::int64_t>(a), frequencies);
   std::vector<std::int32_t> order(score.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {

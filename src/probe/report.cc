@@ -22,16 +22,21 @@ extern char** environ;
 namespace basin::probe {
 namespace {
 
-// 1.5 pixels per unit: sharp in a document.
-void rasterise(const std::string& svg, const std::string& png) {
+// 1.5 pixels per unit: sharp in a document. Returns why it failed, or nothing.
+std::string rasterise(const std::string& svg, const std::string& png) {
   std::string program = "rsvg-convert", zoom = "--zoom=1.5", output = "--output=" + png, input = svg;
   char* const arguments[] = {program.data(), zoom.data(), output.data(), input.data(), nullptr};
   pid_t child = 0;
-  if (posix_spawnp(&child, program.c_str(), nullptr, nullptr, arguments, environ) != 0) return;
+  if (posix_spawnp(&child, program.c_str(), nullptr, nullptr, arguments, environ) != 0)
+    return "rsvg-convert is not installed";
   int status = 0;
   while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return;
+    if (errno != EINTR) return "rsvg-convert was lost";
   }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
+  std::remove(output.c_str() + output.find('=') + 1);  // half a picture is none
+  return WIFEXITED(status) && WEXITSTATUS(status) == 127 ? "rsvg-convert is not installed"
+                                                         : fmt::format("rsvg-convert failed on {}", svg);
 }
 
 }  // namespace
@@ -51,18 +56,23 @@ void write_text(const std::filesystem::path& path, std::string_view content) {
   throw Error(ErrorCode::io, fmt::format("cannot write {}: {}", path.string(), std::strerror(error)));
 }
 
-void write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures,
-                   ThreadPool& pool) {
+std::string write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures,
+                          ThreadPool& pool) {
   const std::filesystem::path place = folder / "figures";
   std::error_code error;
   std::filesystem::create_directories(place, error);
   if (error) throw Error(ErrorCode::io, fmt::format("cannot make {}: {}", place.string(), error.message()));
+  std::vector<std::string> failed(figures.size());
   pool.parallel_for(std::ssize(figures), [&](std::int64_t i, int) {
     const Figure& figure = figures[static_cast<std::size_t>(i)];
     const std::filesystem::path path = place / (figure.name + ".svg");
     write_text(path, svg(figure.sheet));
-    rasterise(path.string(), (place / (figure.name + ".png")).string());
+    failed[static_cast<std::size_t>(i)] = rasterise(path.string(), (place / (figure.name + ".png")).string());
   });
+  for (const std::string& reason : failed) {
+    if (!reason.empty()) return reason;
+  }
+  return {};
 }
 
 std::string page(const nlohmann::ordered_json& data) {

@@ -19,8 +19,15 @@ struct Figure {
   Sheet sheet;
 };
 
-/// Writes `folder`/figures/NAME.svg, and NAME.png where rsvg-convert is installed.
-void write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures, ThreadPool& pool);
+/// Sentences of a summary, and why there are no pictures but SVG; empty where there are.
+struct Written {
+  std::vector<std::string> lines;
+  std::string no_pictures;
+};
+
+/// Writes `folder`/figures/NAME.svg, and NAME.png by rsvg-convert. Returns why a PNG is missing, or nothing.
+std::string write_figures(const std::filesystem::path& folder, const std::vector<Figure>& figures,
+                          ThreadPool& pool);
 
 /// The whole page, which needs nothing but itself.
 std::string page(const nlohmann::ordered_json& data);
@@ -39,10 +46,9 @@ std::string coloured_map(const std::vector<float>& map, std::int64_t width, std:
                          double high, bool logarithmic);
 
 /// Writes report.html, summary.txt, summary.json and figures/ of a probed model. `labels`: the text of each token, may be
-/// empty. Returns the sentences of the summary.
-std::vector<std::string> write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
-                                            const Advice& advice, const std::vector<std::string>& labels,
-                                            ThreadPool& pool);
+/// empty.
+Written write_model_report(const std::filesystem::path& folder, const ModelSummary& summary,
+                           const Advice& advice, const std::vector<std::string>& labels, ThreadPool& pool);
 
 /// The null models that a study is held against; empty where they would take too long.
 struct Nulls {
@@ -52,8 +58,8 @@ struct Nulls {
 Nulls null_models(const Study& study, ThreadPool& pool);
 
 /// Writes report.html, summary.txt, summary.json, counts.csv, data.npz and figures/ of a study of selections. `source`:
-/// what was read, for titles. Returns the sentences of the summary.
-std::vector<std::string> write_trace_report(const std::filesystem::path& folder, const Study& study,
-                                            const Nulls& nulls, const std::string& source, ThreadPool& pool);
+/// what was read, for titles.
+Written write_trace_report(const std::filesystem::path& folder, const Study& study, const Nulls& nulls,
+                           const std::string& source, ThreadPool& pool);
 
 }  // namespace basin::probe

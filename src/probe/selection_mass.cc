@@ -38,7 +38,8 @@ std::vector<float> mass_of_selections(const attention::Forward& problem, ThreadP
       double sum = 0.0;
       for (std::int64_t h = 0; h < heads; ++h) {
         const float selected = problem.lse[h * rows + sequence.q_begin + begin + q];
-        sum += std::exp(static_cast<double>(selected) - static_cast<double>(lse[static_cast<std::size_t>(h * count + q)]));
+        sum += std::exp(static_cast<double>(selected) -
+                        static_cast<double>(lse[static_cast<std::size_t>(h * count + q)]));
       }
       mass[static_cast<std::size_t>(begin + q)] = static_cast<float>(sum / static_cast<double>(heads));
     }

@@ -377,6 +377,8 @@ Study study(const Trace& trace, const StudyOptions& options, ThreadPool& pool,
   study.map_columns = f.map_columns;
   study.row_queries = f.row_queries;
   study.column_keys = f.column_keys;
+  study.own_rope = !trace.rope().empty();
+  study.rope = study.own_rope ? trace.rope() : deepseek_frequencies();
   const std::int64_t layers = trace.layers();
   study.layers.resize(static_cast<std::size_t>(layers));
   const std::int64_t of_layer = static_cast<std::int64_t>(f.samples.size()) * f.words;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,8 @@ struct Study {
   std::int64_t topk = 0, keys = 0, first = 0,
                queries = 0;  // studied queries: positions [first, first + queries)
   std::int64_t map_rows = 0, map_columns = 0, row_queries = 0, column_keys = 0;
+  std::vector<double> rope;  // frequencies of the RoPE null model: the trace's, or else DeepSeek-V3.2's
+  bool own_rope = false;
   std::vector<LayerStudy> layers;
   std::vector<float> between;  // [layers, layers] mean |S_t & S'_t| / k over sampled queries
 };
@@ -84,9 +87,14 @@ struct NullCounts {
 };
 NullCounts random_counts(std::int64_t first, std::int64_t queries, std::int64_t topk);
 
-/// The content-free RoPE term of DeepSeek-V3.2 (64 dimensions, YaRN x40 from 4096) at a distance.
-double rope_score(std::int64_t distance);
+/// The angle per token of every rotated pair of DeepSeek-V3.2 (64 dimensions, YaRN x40 from 4096).
+std::vector<double> deepseek_frequencies();
+/// The content-free RoPE term at a distance: 2 * sum of cos(distance * frequency).
+double rope_score(std::int64_t distance, std::span<const double> frequencies);
 /// Rows of queries that select the topk distances of the largest rope_score: [queries, topk].
-std::vector<std::int32_t> rope_selections(std::int64_t first, std::int64_t queries, std::int64_t topk);
+std::vector<std::int32_t> rope_selections(std::int64_t first, std::int64_t queries, std::int64_t topk,
+                                          std::span<const double> frequencies);
+/// The distances in [2, end) where rope_score has its largest peaks, at most `most`, ascending.
+std::vector<std::int64_t> rope_peaks(std::int64_t end, std::size_t most, std::span<const double> frequencies);
 
 }  // namespace basin::probe

@@ -77,13 +77,30 @@ std::vector<float> read_mass(const Array& array, const std::string& name, std::i
   return mass;
 }
 
+std::vector<double> read_rope(const Array& array) {
+  constexpr std::int64_t kMostPairs = 4096;
+  if (array.dtype != DType::f64 || array.shape.size() != 1 || array.shape[0] < 1 ||
+      array.shape[0] > kMostPairs) {
+    refuse(ErrorCode::invalid_argument,
+           fmt::format("'rope' must be float64 [pairs], 1 to {} of them", kMostPairs));
+  }
+  std::vector<double> rope(static_cast<std::size_t>(array.shape[0]));
+  std::memcpy(rope.data(), array.data, rope.size() * sizeof(double));
+  for (const double frequency : rope) {
+    if (!(frequency >= 0.0 && frequency <= 4.0))
+      refuse(ErrorCode::corrupt, fmt::format("'rope': {} is no angle per token", frequency));
+  }
+  return rope;
+}
+
 // Arrays by name, of either container.
 Trace from_arrays(const std::vector<std::string>& names, const Read& read) {
   std::map<std::int64_t, std::string> layers;
   const std::string prefix = "topk/layer_";
-  bool has_positions = false;
+  bool has_positions = false, has_rope = false;
   for (const std::string& name : names) {
     if (name == "q_pos") has_positions = true;
+    if (name == "rope") has_rope = true;
     if (name.rfind(prefix, 0) != 0) continue;
     std::int64_t number = 0;
     const char *begin = name.data() + prefix.size(), *end = name.data() + name.size();
@@ -127,7 +144,7 @@ Trace from_arrays(const std::vector<std::string>& names, const Read& read) {
   }
   return Trace(std::move(entries),
                has_positions ? read_positions(read("q_pos"), first.shape[0]) : count_up(first.shape[0]),
-               first.shape[1]);
+               first.shape[1], has_rope ? read_rope(read("rope")) : std::vector<double>());
 }
 
 // All layers in one array [tokens, layers, topk].

@@ -2,7 +2,7 @@
 //
 // Read are: .npz and .safetensors with int32 arrays `topk/layer_0`, `topk/layer_1`, ... [queries, topk], padded with -1, and
 // optionally `q_pos` [queries] and float32 `mass/layer_0`, ... [queries], the share of the attention over all keys that a row
-// holds; SGLang's indexer_topk, base64 of int32 (tokens, layers, topk), as text or inside the answer's
+// holds, and float64 `rope` [pairs], the angle per token of every rotated pair; SGLang's indexer_topk, base64 of int32 (tokens, layers, topk), as text or inside the answer's
 // JSON; vLLM's, base64 of an .npy of the same shape.
 #pragma once
 
@@ -40,12 +40,15 @@ class Trace {
     LoadMass load_mass = {};  // empty where it is not known
   };
   /// `positions` of the queries ascend by one.
-  Trace(std::vector<Entry> entries, std::vector<std::int64_t> positions, std::int64_t topk)
-      : entries_(std::move(entries)), positions_(std::move(positions)), topk_(topk) {}
+  Trace(std::vector<Entry> entries, std::vector<std::int64_t> positions, std::int64_t topk,
+        std::vector<double> rope = {})
+      : entries_(std::move(entries)), positions_(std::move(positions)), topk_(topk), rope_(std::move(rope)) {}
 
   std::int64_t layers() const { return static_cast<std::int64_t>(entries_.size()); }
   std::int64_t queries() const { return static_cast<std::int64_t>(positions_.size()); }
   std::int64_t topk() const { return topk_; }
+  /// Empty where it was not recorded.
+  const std::vector<double>& rope() const { return rope_; }
   std::span<const std::int64_t> positions() const { return positions_; }
   std::int64_t number(std::int64_t layer) const { return entries_[static_cast<std::size_t>(layer)].number; }
   /// Throws what reading throws, and Error(invalid_argument) when the layer's shape is not that of the first.
@@ -60,6 +63,7 @@ class Trace {
   std::vector<Entry> entries_;
   std::vector<std::int64_t> positions_;
   std::int64_t topk_;
+  std::vector<double> rope_;
 };
 
 /// Throws Error(not_found | io | corrupt | unsupported | invalid_argument).

@@ -104,10 +104,9 @@ class TraceFigures : TraceView {
     Figure made = figure(
         "blocks_by_size", fmt::format("{}: common and joint keys against the block's size", source_),
         "Mean over blocks and layers, band: 10th to 90th percentile over blocks of the other layers. By "
-        "chance: every query "
-        "selects among its keys at random. RoPE only: every query selects the distances that the rotary term "
-        "of "
-        "DeepSeek-V3.2 favours, whatever the content.",
+        "chance: every query selects among its keys at random. RoPE only: every query selects the distances "
+        "that the rotary term" +
+            rope_owner() + " favours, whatever the content.",
         {520, 380, 2});
     Panel inner, outer;
     inner.title = "common to the whole block";
@@ -203,13 +202,14 @@ class TraceFigures : TraceView {
     Figure made = two_lines(
         "ages", "which distances are selected",
         "Share of the queries that select the key so many tokens back. Left: up to 256. Right: all, the "
-        "largest of each bin. Dashed: the strongest distances of the rotary term alone, for DeepSeek-V3.2.",
+        "largest of each bin. Dashed: the strongest distances of the rotary term alone" +
+            rope_owner() + ".",
         "age, in tokens", "share of queries", Scale::linear, count_up(count), true, 257,
         [count](const LayerStudy& l) {
           return std::vector<float>(l.age.begin(), l.age.begin() + static_cast<std::ptrdiff_t>(count));
         });
-    for (const double lag : {6.0, 12.0, 18.0, 25.0, 32.0, 44.0, 57.0, 76.0, 101.0, 134.0, 177.0}) {
-      made.sheet.panels[0].marks.push_back({lag, "", true});
+    for (const std::int64_t lag : rope_peaks(static_cast<std::int64_t>(count), 11, s_.rope)) {
+      made.sheet.panels[0].marks.push_back({static_cast<double>(lag), "", true});
     }
     const Figure all =
         two_lines("", "", "", "age, in tokens", "share of queries", Scale::linear,

@@ -31,7 +31,8 @@ class TraceWords : TraceView {
       line += fmt::format("; by chance it would be {:.0f} and {:.0f}", nulls_.random.intersection[i],
                           nulls_.random.united[i]);
       if (i < nulls_.rope.intersection.size()) {
-        line += fmt::format(", by the positions' RoPE alone {:.0f} and {:.0f}", nulls_.rope.intersection[i],
+        line += fmt::format(", by {} RoPE alone {:.0f} and {:.0f}",
+                            s_.own_rope ? "the model's" : "DeepSeek-V3.2's", nulls_.rope.intersection[i],
                             nulls_.rope.united[i]);
       }
       line += fmt::format(
@@ -134,6 +135,7 @@ class TraceWords : TraceView {
       for (const double v : n.united) j["union"].push_back(rounded(v));
       return j;
     };
+    out["rope"] = s_.own_rope ? "the trace's" : "deepseek_v32";
     out["random"] = nulls(nulls_.random);
     if (!nulls_.rope.intersection.empty()) out["rope_only"] = nulls(nulls_.rope);
     out["layers"] = Json::array();
@@ -203,7 +205,7 @@ Nulls null_models(const Study& s, ThreadPool& pool) {
   if (s.keys > kMostRopeKeys) return nulls;
   StudyOptions options;
   options.first = s.first;
-  const Study rope = study(make_trace({rope_selections(s.first, s.queries, s.topk)}, s.topk, s.first),
+  const Study rope = study(make_trace({rope_selections(s.first, s.queries, s.topk, s.rope)}, s.topk, s.first),
                            options, pool, {}, nullptr);
   for (const BlockCounts& c : rope.layers[0].blocks) {
     nulls.rope.intersection.push_back(mean(c.intersection));
@@ -212,11 +214,11 @@ Nulls null_models(const Study& s, ThreadPool& pool) {
   return nulls;
 }
 
-std::vector<std::string> write_trace_report(const std::filesystem::path& folder, const Study& study,
-                                            const Nulls& nulls, const std::string& source, ThreadPool& pool) {
+Written write_trace_report(const std::filesystem::path& folder, const Study& study, const Nulls& nulls,
+                           const std::string& source, ThreadPool& pool) {
   const TraceWords words(study, nulls, source);
   const std::vector<std::string> lines = words.sentences();
-  write_figures(folder, trace_figures(study, nulls, source), pool);
+  const std::string no_pictures = write_figures(folder, trace_figures(study, nulls, source), pool);
   write_text(folder / "report.html", page(trace_page(study, nulls, source, lines)));
   write_text(folder / "summary.json", words.summary_json().dump(1) + "\n");
   write_text(folder / "counts.csv", words.csv());
@@ -224,7 +226,7 @@ std::vector<std::string> write_trace_report(const std::filesystem::path& folder,
   for (const std::string& line : lines) text += line + "\n\n";
   write_text(folder / "summary.txt", text);
   words.write_arrays(folder / "data.npz");
-  return lines;
+  return {lines, no_pictures};
 }
 
 }  // namespace basin::probe

@@ -72,6 +72,27 @@ class Probe(CliTest):
             with open(os.path.join(whole, name), "rb") as a, open(os.path.join(cut, name), "rb") as b:
                 self.assertEqual(a.read(), b.read(), name)
 
+    def test_figures_without_pictures_are_said(self):
+        """rsvg-convert is not there, or fails and leaves half a picture."""
+        tools = self.place("tools")
+        os.mkdir(tools)
+        for script, reason in [(None, "rsvg-convert is not installed"),
+                               ('#!/bin/sh\nfor last; do case $last in --output=*) echo half > "${last#--output=}";; esac; done\nexit 1\n',
+                                "rsvg-convert failed on")]:
+            if script is not None:
+                with open(os.path.join(tools, "rsvg-convert"), "w", encoding="utf-8") as file:
+                    file.write(script)
+                os.chmod(os.path.join(tools, "rsvg-convert"), 0o755)
+            # Nothing but these tools and what the shell has built in.
+            out = self.place(f"report_{script is not None}")
+            done = subprocess.run([BINARY, "probe", golden_model("llama_tiny"), "--tokens", self.tokens, "--out", out, "--no-advice"],
+                                  capture_output=True, text=True, env={**os.environ, "PATH": tools})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"figures are SVG only: {reason}", done.stderr)
+            figures = os.listdir(os.path.join(out, "figures"))
+            self.assertIn("maps.svg", figures)
+            self.assertEqual([name for name in figures if not name.endswith(".svg")], [])
+
     def test_a_killed_run_goes_on_and_gives_the_same_bytes(self):
         self.expect_killed_run_goes_on(("data.npz", "summary.json", "report.html"), golden_model("llama_tiny"), "--tokens",
                                        self.tokens, "--no-advice")

@@ -155,7 +155,7 @@ TEST(Study, NullModelsMatchTheReferenceTable) {
                rope_u[] = {2274, 2671, 3169, 3756, 4349, 4820, 5081};
   const double first[] = {2046, 2042, 2028, 1970, 1804, 1510, 853},
                last[] = {1728, 1200, 713, 329, 131, 65, 1};
-  const Study rope = run(make_trace({rope_selections(2048, 6144, 2048)}, 2048, 2048));
+  const Study rope = run(make_trace({rope_selections(2048, 6144, 2048, deepseek_frequencies())}, 2048, 2048));
   for (std::size_t i = 0; i < kBlocks.size(); ++i) {
     EXPECT_NEAR(random.intersection[i], random_i[i], 0.51) << kBlocks[i];
     EXPECT_NEAR(random.united[i], random_u[i], 0.51) << kBlocks[i];
@@ -165,6 +165,14 @@ TEST(Study, NullModelsMatchTheReferenceTable) {
     EXPECT_EQ(counts.intersection.front(), first[i]) << kBlocks[i];
     EXPECT_EQ(counts.intersection.back(), last[i]) << kBlocks[i];
   }
+}
+
+TEST(Study, PeaksOfTheRotaryTerm) {
+  EXPECT_THAT(rope_peaks(257, 11, deepseek_frequencies()),
+              testing::ElementsAre(6, 12, 18, 25, 32, 44, 57, 76, 101, 134, 177));
+  const double one[] = {0.5};  // a period of 12.57
+  EXPECT_THAT(rope_peaks(40, 10, one), testing::ElementsAre(13, 25, 38));
+  EXPECT_THAT(rope_peaks(40, 2, one), testing::SizeIs(2));
 }
 
 // The same table from sets that were drawn: within three standard deviations of a mean over blocks, which is below that of
@@ -391,10 +399,35 @@ TEST_F(PayloadTest, ArraysByName) {
   Rows positions(40);
   std::iota(positions.begin(), positions.end(), 0);
   writer.add("q_pos", one, std::span<const std::int32_t>(positions));
+  const double rope[] = {1.0, 0.25};
+  const std::int64_t pairs[] = {2};
+  writer.add("rope", DType::f64, pairs, rope);
   writer.finish();
   const Trace trace = open_trace(path_, {});
   expect_rows(trace, layers_);
   EXPECT_EQ(trace.number(2), 20);
+  EXPECT_THAT(trace.rope(), testing::ElementsAre(1.0, 0.25));
+  ThreadPool pool(1);
+  EXPECT_TRUE(study(trace, {}, pool, {}, nullptr).own_rope);
+}
+
+TEST_F(PayloadTest, FrequenciesThatAreNoneAreRefused) {
+  const auto expect_refused = [&](DType dtype, std::int64_t count, const void* data) {
+    NpzWriter writer(path_);
+    const std::int64_t shape[] = {40, 6}, pairs[] = {count};
+    writer.add("topk/layer_0", shape, std::span<const std::int32_t>(layers_[0]));
+    writer.add("rope", dtype, pairs, data);
+    writer.finish();
+    EXPECT_THROW(open_trace(path_, {}), Error);
+  };
+  const double bad[] = {1.0, std::numeric_limits<double>::infinity()}, negative[] = {-0.1};
+  const std::vector<double> many(5000, 0.1);
+  const float narrow[] = {1.0f};
+  expect_refused(DType::f64, 2, bad);
+  expect_refused(DType::f64, 1, negative);
+  expect_refused(DType::f64, 0, negative);
+  expect_refused(DType::f64, 5000, many.data());
+  expect_refused(DType::f32, 1, narrow);
 }
 
 TEST_F(PayloadTest, MassBesideTheRowsIsStudied) {
