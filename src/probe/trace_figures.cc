@@ -105,8 +105,8 @@ class TraceFigures : TraceView {
         "blocks_by_size", fmt::format("{}: common and joint keys against the block's size", source_),
         "Mean over blocks and layers, band: 10th to 90th percentile over blocks of the other layers. By "
         "chance: every query selects among its keys at random. RoPE only: every query selects the distances "
-        "that the rotary term" +
-            rope_owner() + " favours, whatever the content.",
+        "that " +
+            rope_owner() + " rotary term favours, whatever the content.",
         {520, 380, 2});
     Panel inner, outer;
     inner.title = "common to the whole block";
@@ -202,8 +202,8 @@ class TraceFigures : TraceView {
     Figure made = two_lines(
         "ages", "which distances are selected",
         "Share of the queries that select the key so many tokens back. Left: up to 256. Right: all, the "
-        "largest of each bin. Dashed: the strongest distances of the rotary term alone" +
-            rope_owner() + ".",
+        "largest of each bin. Dashed: the strongest distances of " +
+            rope_owner() + " rotary term alone.",
         "age, in tokens", "share of queries", Scale::linear, count_up(count), true, 257,
         [count](const LayerStudy& l) {
           return std::vector<float>(l.age.begin(), l.age.begin() + static_cast<std::ptrdiff_t>(count));

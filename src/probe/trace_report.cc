@@ -31,8 +31,7 @@ class TraceWords : TraceView {
       line += fmt::format("; by chance it would be {:.0f} and {:.0f}", nulls_.random.intersection[i],
                           nulls_.random.united[i]);
       if (i < nulls_.rope.intersection.size()) {
-        line += fmt::format(", by {} RoPE alone {:.0f} and {:.0f}",
-                            s_.own_rope ? "the model's" : "DeepSeek-V3.2's", nulls_.rope.intersection[i],
+        line += fmt::format(", by {} RoPE alone {:.0f} and {:.0f}", rope_owner(), nulls_.rope.intersection[i],
                             nulls_.rope.united[i]);
       }
       line += fmt::format(

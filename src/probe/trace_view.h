@@ -72,7 +72,7 @@ class TraceView {
       : s_(study), nulls_(nulls), source_(source) {}
 
  protected:
-  std::string rope_owner() const { return s_.own_rope ? " of the model" : " of DeepSeek-V3.2"; }
+  std::string rope_owner() const { return s_.own_rope ? "the model's" : "DeepSeek-V3.2's"; }
   bool has_mass() const {
     return std::all_of(s_.layers.begin(), s_.layers.end(),
                        [](const LayerStudy& l) { return !l.mass_by_query.empty(); });
