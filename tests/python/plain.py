@@ -60,15 +60,14 @@ FEATURES = {
 
 def feature_pairs():
     names = sorted(FEATURES)
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i:]]
-    windows = {"window", "two_sided", "sink_tokens"}
-    return [(a, b) for a, b in pairs if a == b or not {a, b} <= windows]
+    # (A two-sided window is a window with another right side: there is no pair of these.)
+    return [(a, b) for i, a in enumerate(names) for b in names[i:] if {a, b} != {"window", "two_sided"}]
 
 
 def problem(names, **shape):
     """(q, k, v, sink or None, keyword arguments) with the features of these names."""
     options = {}
-    for name in names:
+    for name in sorted(names, key="sink_tokens".__ne__):  # its window gives way to another one
         options.update(FEATURES[name])
     with_sink = options.pop("sink", False)
     shape = {**shape, **{key: options.pop(key) for key in ("h_kv", "d_qk", "d_v", "s_q", "s_kv") if key in options}}
