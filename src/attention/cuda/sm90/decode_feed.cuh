@@ -31,17 +31,19 @@ struct DecodeFeed {
 
     /// Queues one unit and loads its tiles; the first keys are asked for before anything else.
     __device__ __forceinline__ void issue(const Work& work) {
-      int page = page_at(work, work.first);
+      int page = page_at(work, work.first), next_page = -1;
       int i = work.first;
       do {
         const bool exists = i < work.end;
         const int key = work.walk.tile(i) * kTile;
+        // Pages are asked for a tile ahead; only the first keys go before that.
+        if (i > work.first) next_page = page_at(work, i + 1);
         if (exists) load<L::kQkColumns>(k_map, work, key, page);
         if (i == work.first) {
+          next_page = page_at(work, i + 1);
           announce(work);
           if (work.first_here) load_query(work);
         }
-        const int next_page = page_at(work, i + 1);
         if (exists) load<L::kVColumns>(v_map, work, key, page);
         page = next_page;
       } while (++i < work.end);
