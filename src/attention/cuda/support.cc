@@ -144,6 +144,8 @@ sm90::Shape shape_of(const Forward& p) {
   shape.max_kv_tokens = p.max_kv_tokens;
   shape.softcap = p.spec.softcap > 0;
   shape.second_query = static_cast<bool>(p.q_sink);
+  shape.window = p.spec.mask.window;
+  shape.sink_tokens = p.spec.mask.sink_tokens;
   return shape;
 }
 
@@ -188,8 +190,6 @@ std::string unsupported_reason(const Forward& p) {
 sm90::BackwardPlan plan_of(const Backward& p) {
   const ConstView& q = p.forward.q;
   sm90::BackwardShape shape{shape_of(p.forward)};
-  shape.window = p.forward.spec.mask.window;
-  shape.sink_tokens = p.forward.spec.mask.sink_tokens;
   if (q.rank == 3) shape.total_q = q.shape[0];
   return sm90::backward_plan(shape);
 }

@@ -165,6 +165,39 @@ TEST(AttentionCudaPlan, TheWorkspaceHoldsEverySegmentOfEveryRow) {
   }
 }
 
+// Against the rows themselves: the segments that hold a tile of a key that some row sees.
+TEST(AttentionCudaPlan, HiddenSegmentsNeedNoRoom) {
+  std::int64_t most_equal = 0;
+  for (const std::int64_t d : {64, 256}) {
+    const std::int64_t segment = d == 256 ? 2048 : 1024;
+    for (const std::int64_t window : {0, 1, 2, 1000, 1024, 1025, 2048, 2049, 3000, 7168, 100000}) {
+      for (const std::int64_t sinks : {0, 1, 1024, 1025, 3000}) {
+        for (const std::int64_t q_tokens : {1, 2, 4}) {
+          Shape s = shape(1, 8, 8, d, q_tokens, 20000);
+          s.window = window;
+          s.sink_tokens = sinks;
+          const std::int64_t room = plan(s, kMultiprocessors).segments;
+          for (std::int64_t kv = 1; kv <= 20000; kv += kv < 9 ? 1 : 97) {
+            const std::int64_t first_row = std::max<std::int64_t>(kv - q_tokens, 0);
+            const std::int64_t begin = window == 0 ? 0 : std::max<std::int64_t>(first_row - window + 1, 0);
+            std::int64_t seen = 0;
+            for (std::int64_t from = 0; from < kv; from += segment)
+              seen += from < sinks || from + segment > begin ? 1 : 0;
+            ASSERT_LE(seen, room) << "window " << window << ", sinks " << sinks << ", keys " << kv;
+            most_equal += seen == room ? 1 : 0;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(most_equal, 1000) << "room for no more than that";
+  Shape streaming = shape(1, 64, 8, 64, 1, 1 << 20);
+  streaming.window = 7168;
+  streaming.sink_tokens = 1024;
+  EXPECT_EQ(plan(streaming, kMultiprocessors).segments, 9);
+  EXPECT_TRUE(plan(streaming, kMultiprocessors).alone) << "as 8,192 keys";
+}
+
 TEST(AttentionCudaPlan, EverySequenceThatGangsShareIsFolded) {
   const auto fold = [](std::int64_t batch, std::int64_t q_tokens, std::int64_t max_kv) {
     return plan(shape(batch, 64, 8, 64, q_tokens, max_kv), kMultiprocessors);

@@ -11,6 +11,18 @@ int grid(std::int64_t units, std::int64_t most) {
   return static_cast<int>(std::clamp<std::int64_t>(units, 1, most));
 }
 
+/// Segments of which a row of decode sees anything, at most. A row without keys counts as one: its output must be written.
+std::int64_t seen_segments(const Shape& shape, std::int64_t segment_keys) {
+  std::int64_t segments = divide_up(shape.max_kv_tokens, segment_keys);
+  if (shape.window > 0) {
+    // The rows are the last ones of a sequence, so their windows end with it, and may begin anywhere in a segment.
+    const std::int64_t keys = sum(shape.window, std::max<std::int64_t>(shape.max_q_tokens, 1) - 1);
+    const std::int64_t recent = divide_up(keys - 1, segment_keys) + 1;
+    segments = std::min(segments, sum(divide_up(shape.sink_tokens, segment_keys), recent));
+  }
+  return std::max<std::int64_t>(segments, 1);
+}
+
 /// The fold of rows that the decode kernel does not fold itself.
 void plan_fold(const Shape& shape, int multiprocessors, Plan& plan) {
   const bool folds = decode_folds(plan.rows, plan.d_v);
@@ -74,8 +86,7 @@ Plan plan(const Shape& shape, int multiprocessors) {
   plan.path = Path::decode;
   plan.rows = *std::find_if(std::begin(kDecodeRows), std::end(kDecodeRows),
                             [&](int rows) { return q_tokens * group <= rows; });
-  // A row without keys counts as one segment: its output must be written.
-  plan.segments = std::max<std::int64_t>(divide_up(shape.max_kv_tokens, sizes.segment_keys), 1);
+  plan.segments = seen_segments(shape, sizes.segment_keys);
   plan.units = product(product(shape.batch, shape.h_kv), plan.segments);
   plan.alone = plan.rows == 8 && plan.d_qk <= 128 && plan.units <= multiprocessors;
   // The kernel deals segments to gangs of h_kv CTAs, one for each key head.

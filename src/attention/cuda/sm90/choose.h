@@ -19,6 +19,8 @@ struct Shape {
   std::int64_t max_kv_tokens = 0;
   bool softcap = false;
   bool second_query = false;  // in-cache positions
+  std::int64_t window = 0;    // recent keys that a row sees; 0: all
+  std::int64_t sink_tokens = 0;
 };
 
 /// Head sizes that are compiled, and what they were compiled for.
@@ -95,16 +97,17 @@ struct Plan {
   int d_qk = 0;  // of the instance; at least the problem's
   int d_v = 0;
   int tile_keys = 0;
-  int rows = 0;                     // query rows of a CTA
-  std::int64_t units = 0;           // pieces of work, at most
-  int ctas = 0;                     // grid
-  bool alone = false;               // decode: a CTA may take all memory of its multiprocessor
-  int gangs = 0;                    // decode: groups of h_kv CTAs, one for each key head
-  int fold_threads = 0;             // decode: that fold one row of saved segments
-  int fold_segments = 0;            // decode: that they hold at once
-  std::int64_t fold_ctas = 0;       // decode: grid of the fold; 0: nothing is saved
-  int fold_bytes = 0;               // decode: shared memory of its CTAs
-  std::int64_t segments = 0;        // decode, extend: of one row, at most
+  int rows = 0;                // query rows of a CTA
+  std::int64_t units = 0;      // pieces of work, at most
+  int ctas = 0;                // grid
+  bool alone = false;          // decode: a CTA may take all memory of its multiprocessor
+  int gangs = 0;               // decode: groups of h_kv CTAs, one for each key head
+  int fold_threads = 0;        // decode: that fold one row of saved segments
+  int fold_segments = 0;       // decode: that they hold at once
+  std::int64_t fold_ctas = 0;  // decode: grid of the fold; 0: nothing is saved
+  int fold_bytes = 0;          // decode: shared memory of its CTAs
+  std::int64_t segments =
+      0;  // decode, extend: of one row, at most; those that a mask hides do not count in decode
   int block_tokens = 0;             // extend: query tokens of a block of rows
   std::int64_t blocks = 1;          // extend: of one sequence, at most
   std::size_t counter_bytes = 0;    // the part of the workspace that starts as zero

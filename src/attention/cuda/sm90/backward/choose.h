@@ -25,8 +25,6 @@ constexpr int backward_tile_keys(int d_qk) {
 inline constexpr int kStripRows = 2048;
 
 struct BackwardShape : Shape {
-  std::int64_t window = 0;
-  std::int64_t sink_tokens = 0;
   std::int64_t total_q = -1;  // rows of ragged queries; negative when dense
 };
 
