@@ -3,7 +3,7 @@ import sys
 
 import torch
 
-from basin._library import cuda_missing
+from basin._library import kernels_missing
 
 MAX_HEAD = 256
 _CPU_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -32,8 +32,8 @@ def first(name, x):
     """The tensor that dtype and device of the call are those of."""
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} is on {x.device}; basin runs on cpu and cuda")
-    if x.is_cuda and cuda_missing():
-        raise NotImplementedError(f"{name} is on {x.device}, and {cuda_missing()}")
+    if x.is_cuda and kernels_missing():
+        raise NotImplementedError(f"{name} is on {x.device}, and {kernels_missing()}")
     allowed = _CUDA_DTYPES if x.is_cuda else _CPU_DTYPES
     if x.dtype not in allowed:
         raise TypeError(f"{name} is {_names([x.dtype])}; on {x.device.type} it must be one of {_names(allowed)}")

@@ -53,9 +53,20 @@ def _load_cuda():
 
 
 _load_cpu()
-_CUDA_MISSING = _load_cuda()
+_KERNELS_MISSING = _load_cuda()
+
+
+def kernels_missing():
+    """None when this installation has the CUDA kernels, whatever GPU there is, else one sentence that says why not."""
+    return _KERNELS_MISSING
 
 
 def cuda_missing():
-    """None when this installation serves CUDA tensors (on Hopper), else one sentence that says what is missing."""
-    return _CUDA_MISSING
+    """None when CUDA tensors are served here, else one sentence that says what is missing: the kernels or a Hopper GPU."""
+    if _KERNELS_MISSING is not None:
+        return _KERNELS_MISSING
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if torch.cuda.get_device_capability()[0] != 9:
+        return f"the kernels are for Hopper GPUs, and {torch.cuda.get_device_name()} is none"
+    return None

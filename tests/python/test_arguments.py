@@ -135,9 +135,15 @@ def test_merging():
         basin.finish(out, lse, x(3))
 
 
-def test_cuda_tensors_without_kernels_say_what_is_missing():
-    missing = basin.cuda_missing()
-    assert missing is None or "CUDA" in missing or "cuda" in missing
+@pytest.mark.parametrize("kernels, device, capability, said", [
+    ("no kernels", True, (9, 0), "no kernels"), (None, False, None, "torch finds no CUDA device"),
+    (None, True, (8, 0), "the kernels are for Hopper GPUs, and A100 is none"), (None, True, (9, 0), None)])
+def test_what_is_missing_for_cuda_is_said(monkeypatch, kernels, device, capability, said):
+    monkeypatch.setattr("basin._library._KERNELS_MISSING", kernels)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
+    assert basin.cuda_missing() == said
 
 
 def test_a_window_may_be_a_tensor_of_two_integers():
