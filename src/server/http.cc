@@ -194,6 +194,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return refuse(400, "a request has exactly one Host header");
     const auto absolute = absolute_form({header.target().data(), header.target().size()});
     if (absolute && absolute->host.empty()) return refuse(400, "the URL of a request names its host");
+    // Where its body ends is unknown then, and what comes could pass for a request of its own (RFC 9112, 6.3).
+    if (header.count(http::field::transfer_encoding) > 0 && !parser_->chunked())
+      return refuse(400, "the only Transfer-Encoding known here is chunked");
     const auto length = parser_->content_length();
     if (length && *length > server_->options.max_body_bytes) return refuse_large_body();
     if (!parser_->is_done()) {

@@ -185,8 +185,13 @@ std::optional<HttpResponse> Service::refusal(const HttpRequest& request) {
       throw ApiError(404, fmt::format("there is nothing at {}", request.path.substr(0, 100)), {},
                      "not_found");
     if (reads ? readable : request.method == "POST" && writable) {
-      if (reads || request.path == "/flush_cache" || is_json(request.header("content-type"))) return {};
-      throw ApiError(415, "the body must be JSON, and say so: Content-Type: application/json", {},
+      if (reads || request.path == "/flush_cache") return {};
+      if (!is_json(request.header("content-type")))
+        throw ApiError(415, "the body must be JSON, and say so: Content-Type: application/json", {},
+                       "unsupported_media_type");
+      const std::string* encoding = request.header("content-encoding");
+      if (encoding == nullptr || lower_case(*encoding) == "identity") return {};
+      throw ApiError(415, "the body must not be compressed: no Content-Encoding is known here", {},
                      "unsupported_media_type");
     }
     response = error_response(

@@ -338,6 +338,17 @@ class Refusals(ServerTest):
         chunked = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         self.assertTrue(self.raw(chunked, b"2000001\r\n" + b"x" * 1_000_000).startswith(b"HTTP/1.1 413"))
 
+    def test_a_body_whose_end_is_unknown_is_no_second_request(self):
+        hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        for encoding in (b"gzip", b"chunked, gzip", b"identity", b"", b"chunkedx", b"x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: y"):
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: " + encoding + b"\r\n\r\n"
+            answer = self.raw(head + hidden)
+            self.assertEqual((answer[:13], answer.count(b"HTTP/1.1 ")), (b"HTTP/1.1 400 ", 1), encoding)
+        body = {"prompt": "hello", "max_tokens": 1}
+        self.assertEqual(self.server.request("POST", COMPLETIONS, body, {"Content-Encoding": "identity"})[0], 200)
+        for encoding in ("gzip", "br", "deflate, gzip"):
+            self.assertIn("compressed", self.refused(415, None, COMPLETIONS, body, **{"Content-Encoding": encoding})["message"])
+
     def test_a_target_may_name_its_host(self):
         """As proxies are sent it; what the target says counts, and not the Host header (RFC 9112, 3.2.2)."""
         get = lambda target, host, version="1.1": self.raw(f"GET {target} HTTP/{version}\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
