@@ -14,12 +14,11 @@ class CpuAttentionAccuracy : public CpuTest {
                     const char* what) {
     SCOPED_TRACE(what);
     ThreadPool pool(2);
-    const auto [got, allowed, sentinels_intact] =
-        errors(shape, parts, layout, [&](const Forward& problem) { run(problem, pool); });
+    const Errors error = errors(shape, parts, layout, [&](const Forward& problem) { run(problem, pool); });
     // The floor is one step of an lse up to 8, for problems that the yardstick happens to hit exactly.
-    EXPECT_LE(got.rms, 2 * allowed.rms + 0x1p-25);
-    EXPECT_LE(got.largest, 2 * allowed.largest + 0x1p-21);
-    EXPECT_TRUE(sentinels_intact);
+    EXPECT_LE(error.got.rms, 2 * error.allowed.rms + 0x1p-25);
+    EXPECT_LE(error.got.largest, 2 * error.allowed.largest + 0x1p-21);
+    EXPECT_TRUE(error.sentinels_intact);
   }
 };
 

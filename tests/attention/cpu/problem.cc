@@ -270,9 +270,8 @@ bool same(float a, float b) {
 
 Difference difference(const Problem& a, const Problem& b) {
   Difference result;
-  std::int64_t count = 0;
   const auto add = [&](float x, float y) {
-    ++count;
+    ++result.count;
     if (same(x, y)) return;
     const double d = std::abs(static_cast<double>(x) - static_cast<double>(y));
     const double error = std::isnan(d) ? std::numeric_limits<double>::infinity() : d;
@@ -286,8 +285,22 @@ Difference difference(const Problem& a, const Problem& b) {
       add(a.lse_with_sink(row, h), b.lse_with_sink(row, h));
     }
   }
-  result.rms = count == 0 ? 0 : std::sqrt(result.rms / static_cast<double>(count));
+  if (result.count > 0) result.rms = std::sqrt(result.rms / static_cast<double>(result.count));
   return result;
+}
+
+/// The distance between two neighbours of the output's type at its largest value.
+double largest_rounding(const Problem& problem) {
+  const View& out = problem.forward().out;
+  if (out.dtype == DType::f32) return 0;
+  double largest = 0;
+  for (std::int64_t row = 0; row < problem.rows(); ++row) {
+    for (std::int64_t h = 0; h < out.shape[1]; ++h) {
+      for (std::int64_t d = 0; d < out.shape[2]; ++d)
+        largest = std::max(largest, std::abs(double{problem.out(row, h, d)}));
+    }
+  }
+  return largest * (out.dtype == DType::f16 ? 0x1p-10 : 0x1p-7);
 }
 
 Errors errors(const Shape& shape, const std::vector<Part>& parts, const Layout& layout,
@@ -296,7 +309,8 @@ Errors errors(const Shape& shape, const std::vector<Part>& parts, const Layout& 
   fast(run.forward());
   reference::forward(oracle.forward(), reference::Precision::f64);
   reference::forward(yardstick.forward(), reference::Precision::storage);
-  return {difference(run, oracle), difference(yardstick, oracle), run.sentinels_intact()};
+  return {difference(run, oracle), difference(yardstick, oracle), largest_rounding(oracle),
+          run.sentinels_intact()};
 }
 
 }  // namespace basin::attention::cpu_tests

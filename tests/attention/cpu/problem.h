@@ -88,6 +88,7 @@ bool same(float a, float b);
 struct Difference {
   double largest = 0;
   double rms = 0;
+  std::int64_t count = 0;  // of values
 };
 Difference difference(const Problem& a, const Problem& b);
 
@@ -95,6 +96,7 @@ Difference difference(const Problem& a, const Problem& b);
 /// the storage's precision.
 struct Errors {
   Difference got, allowed;
+  double rounding = 0;  // what one output moves by when it is rounded the other way, at most; 0 for f32
   bool sentinels_intact = false;
 };
 Errors errors(const Shape& shape, const std::vector<Part>& parts, const Layout& layout,

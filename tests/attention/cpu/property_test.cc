@@ -1,6 +1,7 @@
 // Random problems against the reference: shapes, masks, pages, strides, batches.
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "attention/cpu/fixture.h"
@@ -47,11 +48,15 @@ TEST_F(CpuAttentionProperty, EqualsTheReference) {
     for (std::int64_t s = 0; s < count; ++s) parts.push_back({s, between(0, 40), between(0, 200)});
     const Layout layout{pick<std::int64_t>({0, 1, 3, 16, 64}), *rc::gen::arbitrary<bool>()};
 
-    const auto [got, allowed, sentinels_intact] =
+    const auto [got, allowed, rounding, sentinels_intact] =
         errors(shape, parts, layout, [&](const Forward& problem) { run(problem, pool); });
-    // Few values: the largest error of a small sample wanders, so its bound is wider than that of the fixed cases.
-    RC_ASSERT(got.rms <= 2 * allowed.rms + 0x1p-22);
-    RC_ASSERT(got.largest <= 3 * allowed.largest + 0x1p-21);
+    // Few values: the largest error of a small sample wanders, so its bound is wider than that of the fixed cases. And a few
+    // outputs that lie between two values of a narrow type may be rounded the other way, where the yardstick has none.
+    constexpr double kFew = 6;
+    const double of_few =
+        rounding * std::sqrt(kFew / static_cast<double>(std::max<std::int64_t>(got.count, 1)));
+    RC_ASSERT(got.rms <= 2 * allowed.rms + of_few + 0x1p-22);
+    RC_ASSERT(got.largest <= 3 * allowed.largest + rounding + 0x1p-21);
     RC_ASSERT(sentinels_intact);
   }));
 }
