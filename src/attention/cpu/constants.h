@@ -5,6 +5,8 @@
 //            pairs anchored at even d. x = s * (scale log2 e), or softcap log2 e * tanh(s * (scale / softcap)).
 //   tile     kTileKeys keys from a multiple of kTileKeys: m' = max(m, x); l and acc times exp2(m - m');
 //            P = exp2(x - m'); l[j mod kLanes] += P; acc = one FMA chain over ascending j of (P rounded to V's dtype) V_j.
+//            bf16 on avx512_bf16: the same chain through VDPBF16PS, which multiplies and adds the upper halves first,
+//            each with a rounding; within a segment numbers below 2^-126 are zero, as that instruction has them.
 //   segment  kSegmentKeys keys from a multiple of kSegmentKeys: starts at m = -inf, l = 0, acc = 0, tiles ascending;
 //            then the kLanes sums are folded 8-4-2-1.
 //   fold     segments ascending from m = -inf, l = 0, acc = 0: m' = max(m, m_s), a = exp2(m - m'), b = exp2(m_s - m'),

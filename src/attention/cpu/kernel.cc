@@ -7,9 +7,10 @@
 namespace basin::attention::cpu::BASIN_TARGET {
 namespace {
 
+// Not inlined, so that the compiler moves nothing out of the rounding that its caller sets.
 template <Storage kStorage>
-void segment(const Block& block, std::int64_t begin, std::int64_t end, std::int64_t next, const State& state,
-             void* scratch) {
+__attribute__((noinline)) void segment(const Block& block, std::int64_t begin, std::int64_t end,
+                                       std::int64_t next, const State& state, void* scratch) {
   if (block.rows > kFewRows) return many_rows<kStorage>(block, begin, end, state, scratch);
   FewRows<kStorage>(block, state, scratch).run(begin, end, next);
 }
@@ -22,6 +23,7 @@ void run_segment(const Block& block, std::int64_t begin, std::int64_t end, std::
     case Storage::f16:
       return segment<Storage::f16>(block, begin, end, next, state, scratch);
     case Storage::bf16:
+      const RoundingOfDots<Storage::bf16> rounding;
       return segment<Storage::bf16>(block, begin, end, next, state, scratch);
   }
 }

@@ -19,6 +19,8 @@ struct Tile {
   const float* keys;          // packed
   Values values;              // as floats
   const std::uint64_t* mask;  // [rows] as in Found
+  const float* pairs =
+      nullptr;  // values as pair_values() left them, for storages with pair dots instead of floats
 };
 
 // Scores of the groups in [first, last), with one of the two queries.
@@ -50,6 +52,75 @@ BASIN_INLINE void score_rows(const Block& block, const Tile& tile, int row, int 
   }
 }
 
+// The set bits of `word` of each lane.
+BASIN_INLINE F16 keep_bits(const F16& a, std::uint32_t word) {
+  const V kept = hn::BitCast(D(), hn::Set(DU(), word));
+  return make([&](auto i) BASIN_LAMBDA { return hn::And(a.part[i], kept); });
+}
+
+// Which keys of a tile R rows see.
+struct Seen {
+  const std::uint64_t* mask;  // [R]
+  std::uint64_t any, all;     // bit i = some row, every row sees key i
+};
+
+// As accumulate(), with probabilities and values in pairs. values[pair][d_v], acc[R][d_v]: NV vectors of each.
+template <int R, int NV>
+BASIN_INLINE void accumulate_pairs(const float* values, const Seen& seen, const float (*p)[kTileKeys],
+                                   const float* rescale, float* acc, int d_v) {
+  const auto at = [&](int row, int i) { return static_cast<std::ptrdiff_t>(row) * d_v + i * kLanes; };
+  Matrix<F16, R, NV> sum;
+  unroll<R>([&](auto r) BASIN_LAMBDA {
+    const F16 factor = set(rescale[r]);
+    unroll<NV>([&](auto i) BASIN_LAMBDA { sum[r][i] = mul(load(acc + at(r, i)), factor); });
+  });
+  constexpr std::uint64_t kFirsts = 0x5555555555555555u;  // of each pair
+  const std::uint64_t full = seen.all & shift_right(seen.all, 1) & kFirsts;
+  const std::uint64_t gaps = ~(full | shift_left(full, 1));
+  std::uint64_t left = (seen.any | shift_right(seen.any, 1)) & kFirsts;
+  while (left != 0) {
+    int pair = __builtin_ctzll(left) / 2;
+    if ((shift_right(full, 2 * pair) & 1) != 0) {
+      const std::uint64_t gaps_after = shift_right(gaps, 2 * pair);
+      const int end = gaps_after == 0 ? kTileKeys / 2 : pair + __builtin_ctzll(gaps_after) / 2;
+      for (; pair < end; ++pair) {
+        Array<F16, NV> value;
+        unroll<NV>([&](auto i) BASIN_LAMBDA { value[i] = load(values + at(pair, i)); });
+        unroll<R>([&](auto r) BASIN_LAMBDA {
+          const F16 weight = set(p[r][pair]);
+          unroll<NV>([&](auto i) BASIN_LAMBDA { sum[r][i] = dot_step(weight, value[i], sum[r][i]); });
+        });
+      }
+      left = end == kTileKeys / 2 ? 0 : left & shift_left(~std::uint64_t{0}, 2 * end);
+      continue;
+    }
+    // Zero times zero stands for a key that a row does not see: its probability is zero, but its value may be a NaN.
+    unroll<R>([&](auto r) BASIN_LAMBDA {
+      const std::uint64_t which = shift_right(seen.mask[r], 2 * pair) & 3;
+      if (which == 0) return;
+      const std::uint32_t seen_halves =
+          ((which & 1) != 0 ? 0xffff0000u : 0) | ((which & 2) != 0 ? 0xffffu : 0);
+      const F16 weight = set(p[r][pair]);
+      unroll<NV>([&](auto i) BASIN_LAMBDA {
+        sum[r][i] = dot_step(weight, keep_bits(load(values + at(pair, i)), seen_halves), sum[r][i]);
+      });
+    });
+    left &= left - 1;
+  }
+  unroll<R>([&](auto r)
+                BASIN_LAMBDA { unroll<NV>([&](auto i) BASIN_LAMBDA { store(sum[r][i], acc + at(r, i)); }); });
+}
+
+template <int R>
+BASIN_INLINE void accumulate_all_pairs(const float* values, const Seen& seen, const float (*p)[kTileKeys],
+                                       const float* rescale, float* acc, int d_v) {
+  int d = 0;
+  for (; d + kMaxGroups * kLanes <= d_v; d += kMaxGroups * kLanes) {
+    accumulate_pairs<R, kMaxGroups>(values + d, seen, p, rescale, acc + d, d_v);
+  }
+  for (; d < d_v; d += kLanes) accumulate_pairs<R, 1>(values + d, seen, p, rescale, acc + d, d_v);
+}
+
 // R rows, from `row` on, against one tile.
 template <Storage kStorage, int R>
 void tile_rows(const Block& block, const Tile& tile, int row, const State& state) {
@@ -67,13 +138,16 @@ void tile_rows(const Block& block, const Tile& tile, int row, const State& state
   alignas(64) Matrix<float, R, kTileKeys> x;
   score_rows<kStorage, R>(block, tile, row, first, last, x);
 
+  constexpr Probabilities kLayout = pair_dots<kStorage>() ? Probabilities::pairs : Probabilities::floats;
   Array<float, R> rescale;
-  softmax_rows<kStorage>(block, {mask, R}, R, first, last, x, state.m + row,
-                         state.l + static_cast<std::ptrdiff_t>(row) * kLanes, rescale);
-  NothingAhead nothing;
-  accumulate_all<Storage::f32, R>(tile.values, mask, any, all, x, rescale,
-                                  state.acc + static_cast<std::ptrdiff_t>(row) * block.d_v, block.d_v,
-                                  nothing);
+  softmax_rows<kStorage, kLayout>(block, {mask, R}, R, first, last, x, state.m + row,
+                                  state.l + static_cast<std::ptrdiff_t>(row) * kLanes, rescale);
+  float* acc = state.acc + static_cast<std::ptrdiff_t>(row) * block.d_v;
+  if constexpr (pair_dots<kStorage>()) {
+    accumulate_all_pairs<R>(tile.pairs, {mask, any, all}, x, rescale, acc, block.d_v);
+  } else {
+    accumulate_all<Storage::f32, R>(tile.values, mask, any, all, x, rescale, acc, block.d_v, NothingAhead());
+  }
 }
 
 BASIN_INLINE void read_byte(const std::byte* p) {
@@ -113,9 +187,16 @@ void many_rows(const Block& block, std::int64_t begin, std::int64_t end, const S
     begin = found.begin + kTileKeys;
     pack_tile<kStorage>(found, block.d_qk, scratch.keys);
     touch(found.value, block.d_v * stored_bytes<kStorage>());
-    if (kStorage != Storage::f32) widen_values<kStorage>(found.value, 0, block.d_v, scratch.values);
-    const Tile tile = {
-        found.begin, scratch.keys, {kStorage == Storage::f32 ? found.value : widened, 0}, found.mask};
+    if constexpr (pair_dots<kStorage>()) {
+      pair_values(found.value, block.d_v, scratch.values);
+    } else if constexpr (kStorage != Storage::f32) {
+      widen_values<kStorage>(found.value, 0, block.d_v, scratch.values);
+    }
+    const Tile tile = {found.begin,
+                       scratch.keys,
+                       {kStorage == Storage::f32 ? found.value : widened, 0},
+                       found.mask,
+                       scratch.values};
     for (int row = 0; row < block.rows; row += kMaxRows) {
       const int left = block.rows - row;
       with_rows(left < kMaxRows ? left : kMaxRows,

@@ -21,6 +21,28 @@ constexpr bool pair_dots() {
 #endif
 }
 
+// While it lives, numbers below 2^-126 are zero for this thread where the storage has pair dots, which know no smaller
+// ones: so a chain of dots and one of FMAs are the same to the bit.
+template <Storage kStorage>
+class RoundingOfDots {
+ public:
+#if defined(__AVX512BF16__)
+  RoundingOfDots() : before_(_mm_getcsr()) {
+    if constexpr (pair_dots<kStorage>()) _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
+  }
+  ~RoundingOfDots() {
+    if constexpr (pair_dots<kStorage>()) _mm_setcsr(before_);
+  }
+  RoundingOfDots(const RoundingOfDots&) = delete;
+  RoundingOfDots& operator=(const RoundingOfDots&) = delete;
+
+ private:
+  unsigned before_;
+#else
+  RoundingOfDots() {}
+#endif
+};
+
 template <Storage kStorage>
 constexpr int steps(int d) {
   return pair_dots<kStorage>() ? d / 2 : d;
@@ -177,6 +199,28 @@ BASIN_INLINE void widen_values(const std::byte* const* row, std::ptrdiff_t offse
     for (int c = 0; c < d_v; c += kLanes)
       store(load_stored<kStorage>(row[key] + offset + stored_bytes<kStorage>() * c), to + c);
   }
+}
+
+// Values as pairs for VDPBF16PS: out[pair][d_v], a word holding key 2 pair in its upper half and key 2 pair + 1 in its
+// lower one. The instruction multiplies and adds upper halves first, each with a rounding of its own, so that a chain
+// of pairs is the chain of FMAs over ascending keys.
+BASIN_INLINE void pair_values([[maybe_unused]] const std::byte* const* row, [[maybe_unused]] int d_v,
+                              [[maybe_unused]] float* out) {
+#if defined(__AVX512BF16__)
+  const __m512i first_then_second =
+      _mm512_set_epi16(15, 47, 14, 46, 13, 45, 12, 44, 11, 43, 10, 42, 9, 41, 8, 40, 7, 39, 6, 38, 5, 37, 4,
+                       36, 3, 35, 2, 34, 1, 33, 0, 32);
+  for (int pair = 0; pair < kTileKeys / 2; ++pair) {
+    const std::byte* first = row[2 * pair];
+    const std::byte* second = row[2 * pair + 1];
+    for (int c = 0; c < d_v; c += kLanes, out += kLanes) {
+      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first + 2 * c));
+      const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second + 2 * c));
+      _mm512_store_si512(out, _mm512_permutex2var_epi16(_mm512_castsi256_si512(a), first_then_second,
+                                                        _mm512_castsi256_si512(b)));
+    }
+  }
+#endif
 }
 
 template <Storage kStorage>

@@ -284,6 +284,21 @@ void clear(int rows, int d_v, float* m, float* l, int l_lanes, float* acc) {
   __builtin_memset(acc, 0, sizeof(float) * static_cast<std::size_t>(rows * d_v));
 }
 
+// Adds the keys of a batch to the segment; meanwhile asks for the values of the next. Not inlined: see kernel.cc.
+template <Storage kStorage>
+__attribute__((noinline)) void add_batch(const SparseRows& rows, const Batch& batch, const Batch& next,
+                                         SparseScratch& scratch) {
+  int sinks = 0;
+  while (rows.q_sink != nullptr && sinks < batch.keys && batch.position[sinks] < rows.sink_tokens) ++sinks;
+  score_batch<kStorage>(rows, batch, 0, sinks, rows.q_sink, scratch);
+  score_batch<kStorage>(rows, batch, sinks, batch.keys, rows.q, scratch);
+  if (next.keys > 0 && next.value[0] != next.key[0])  // else a latent: its first part
+    fetch(next.value, next.keys, rows.d_v * stored_bytes<kStorage>());
+  for (int group = 0; group < rows.rows; group += kLanes)
+    softmax_group<kStorage>(rows, batch, group, scratch);
+  accumulate_batch<kStorage>(rows, batch, scratch);
+}
+
 template <Storage kStorage>
 void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memory) {
   SparseScratch& scratch = *static_cast<SparseScratch*>(memory);
@@ -302,15 +317,8 @@ void run_rows(const SparseRows& rows, float* m, float* l, float* acc, void* memo
       clear(rows.rows, rows.d_v, scratch.m, scratch.l[0], kLanes, scratch.acc);
       segment = batch.segment;
     }
-    int sinks = 0;
-    while (rows.q_sink != nullptr && sinks < batch.keys && batch.position[sinks] < rows.sink_tokens) ++sinks;
-    score_batch<kStorage>(rows, batch, 0, sinks, rows.q_sink, scratch);
-    score_batch<kStorage>(rows, batch, sinks, batch.keys, rows.q, scratch);
-    if (next.keys > 0 && next.value[0] != next.key[0])  // else a latent: its first part
-      fetch(next.value, next.keys, rows.d_v * stored_bytes<kStorage>());
-    for (int group = 0; group < rows.rows; group += kLanes)
-      softmax_group<kStorage>(rows, batch, group, scratch);
-    accumulate_batch<kStorage>(rows, batch, scratch);
+    const RoundingOfDots<kStorage> rounding;
+    add_batch<kStorage>(rows, batch, next, scratch);
   }
   if (segment >= 0) fold_segment(rows, scratch, m, l, acc);
 }

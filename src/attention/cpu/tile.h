@@ -92,18 +92,28 @@ BASIN_INLINE bool find_tile(const Block& block, std::int64_t begin, std::int64_t
   return false;
 }
 
+// sum + a b in each lane, of two bf16 in a word of each: VDPBF16PS, for storages with pair dots.
+BASIN_INLINE F16 dot_step(const F16& a, const F16& b, const F16& sum) {
+#if defined(__AVX512BF16__)
+  F16 result;
+  result.part[0].raw = _mm512_dpbf16_ps(sum.part[0].raw, reinterpret_cast<__m512bh>(a.part[0].raw),
+                                        reinterpret_cast<__m512bh>(b.part[0].raw));
+  return result;
+#else
+  static_cast<void>(a);
+  static_cast<void>(b);
+  return sum;
+#endif
+}
+
 // One step of sixteen score chains: the query's step in every lane, that of each key in its lane.
 template <Storage kStorage>
 BASIN_INLINE F16 score_step(const F16& query, const F16& key, const F16& sum) {
-#if defined(__AVX512BF16__)
   if constexpr (pair_dots<kStorage>()) {
-    F16 result;
-    result.part[0].raw = _mm512_dpbf16_ps(sum.part[0].raw, reinterpret_cast<__m512bh>(query.part[0].raw),
-                                          reinterpret_cast<__m512bh>(key.part[0].raw));
-    return result;
+    return dot_step(query, key, sum);
+  } else {
+    return fma(query, key, sum);
   }
-#endif
-  return fma(query, key, sum);
 }
 
 // scores[r][16 g + lane] for G groups from `keys`; q is [R, n] steps apart by `n`.
@@ -153,8 +163,26 @@ BASIN_INLINE float finish_scores(const Block& block, std::uint64_t mask, int fir
   return max_of_lanes(largest);
 }
 
+// How the probabilities of a row lie in its tile for the product with the values.
+enum class Probabilities {
+  floats,
+  pairs  // two bf16 in a word, as pair_values() has their values
+};
+
+template <Storage kStorage, Probabilities kLayout>
+BASIN_INLINE void store_probabilities(const F16& p, int g, float* x) {
+#if defined(__AVX512BF16__)
+  if constexpr (kLayout == Probabilities::pairs) {
+    const auto rounded = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(p.part[0].raw));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(x + g * (kLanes / 2)), _mm256_rol_epi32(rounded, 16));
+    return;
+  }
+#endif
+  store(round_probability<kStorage>(p), x + g * kLanes);
+}
+
 // Turns scores into probabilities rounded to V's type, and adds the unrounded ones to l.
-template <Storage kStorage>
+template <Storage kStorage, Probabilities kLayout>
 BASIN_INLINE void finish_probabilities(float reference, float rescale, int first, int last, float* x,
                                        float* l) {
   const F16 base = set(reference);
@@ -162,7 +190,7 @@ BASIN_INLINE void finish_probabilities(float reference, float rescale, int first
   for (int g = first; g < last; ++g) {
     const F16 p = exp2(sub(load(x + g * kLanes), base));
     sum = add(sum, p);
-    store(round_probability<kStorage>(p), x + g * kLanes);
+    store_probabilities<kStorage, kLayout>(p, g, x);
   }
   store(sum, l);
 }
@@ -175,7 +203,7 @@ struct Masks {
 
 // Turns the scores of some rows into probabilities rounded to V's type, updates m and l, and sets rescale to
 // exp2(m_old - m). In steps over many rows, since each of them is a long chain of dependent operations.
-template <Storage kStorage>
+template <Storage kStorage, Probabilities kLayout = Probabilities::floats>
 BASIN_INLINE void softmax_rows(const Block& block, const Masks& masks, int rows, int first, int last,
                                float (*x)[kTileKeys], float* m, float* l, float* rescale) {
   int which = 0;
@@ -193,8 +221,8 @@ BASIN_INLINE void softmax_rows(const Block& block, const Masks& masks, int rows,
     store(exp2(sub(load(old), load(reference))), factor);
     for (int r = begin; r < end; ++r) {
       rescale[r] = factor[r - begin];
-      finish_probabilities<kStorage>(reference[r - begin], rescale[r], first, last, x[r],
-                                     l + static_cast<std::ptrdiff_t>(r) * kLanes);
+      finish_probabilities<kStorage, kLayout>(reference[r - begin], rescale[r], first, last, x[r],
+                                              l + static_cast<std::ptrdiff_t>(r) * kLanes);
     }
   }
 }

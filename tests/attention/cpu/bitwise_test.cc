@@ -23,7 +23,7 @@ class CpuAttentionBits : public CpuTest {
   }
 
   static std::vector<Shape> shapes(DType dtype) {
-    std::vector<Shape> result(5);
+    std::vector<Shape> result(6);
     result[1].spec.mask = {.window = 100};
     result[1].sink_logit = {0.5f, -1.0f, 2.0f};
     result[2].spec.mask = {.window = 90, .sink_tokens = 5};
@@ -32,6 +32,7 @@ class CpuAttentionBits : public CpuTest {
     result[3].spec.mask = {.window = 700, .sink_tokens = 70};
     result[4].h_q = 4;
     result[4].h_kv = 4;
+    result[5].value_scale = 0x1p-123f;  // whose products with probabilities are subnormal numbers
     for (Shape& shape : result) {
       shape.dtype = dtype;
       shape.d_qk = 32;

@@ -171,7 +171,8 @@ Problem::Problem(const Shape& shape, const std::vector<Part>& parts, const Layou
       if (!seen[index(j)]) continue;
       for (std::int64_t h = 0; h < shape.h_kv; ++h) {
         for (std::int64_t d = 0; d < shape.d_qk; ++d) set_key(s, j, h, d, noise(3, part.sequence, j, h, d));
-        for (std::int64_t d = 0; d < shape.d_v; ++d) set_value(s, j, h, d, noise(4, part.sequence, j, h, d));
+        for (std::int64_t d = 0; d < shape.d_v; ++d)
+          set_value(s, j, h, d, shape.value_scale * noise(4, part.sequence, j, h, d));
       }
     }
   }

@@ -17,7 +17,8 @@ struct Shape {
   Spec spec{};                      // scale 0 = 1 / sqrt(d_qk)
   std::vector<float> sink_logit{};  // [h_q] or empty
   bool q_sink = false;
-  float spread = 1.0f;  // queries lie in [-spread, spread]
+  float spread = 1.0f;       // queries lie in [-spread, spread]
+  float value_scale = 1.0f;  // values lie in [-value_scale, value_scale]
 };
 
 /// Some rows of a sequence: the last q_tokens of its first kv_tokens positions.

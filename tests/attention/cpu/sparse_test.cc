@@ -59,7 +59,7 @@ class CpuSparse : public CpuTest {
   }
 
   static std::vector<Shape> shapes(DType dtype) {
-    std::vector<Shape> result(7);
+    std::vector<Shape> result(8);
     result[1].h_q = 70;  // two passes, the second of them not full
     result[1].h_kv = 1;
     result[1].sink_logit.assign(70, 0.5f);
@@ -74,6 +74,7 @@ class CpuSparse : public CpuTest {
     result[5].q_sink = true;
     result[6].h_q = 9;
     result[6].h_kv = 1;
+    result[7].value_scale = 0x1p-123f;  // whose products with probabilities are subnormal numbers
     for (Shape& shape : result) {
       shape.dtype = dtype;
       shape.d_qk = 48;
