@@ -10,7 +10,7 @@ namespace {
 struct ManyRowsScratch {
   alignas(64) float keys[kTileKeys * kMaxHead];
   alignas(64) float values[kTileKeys * kMaxHead];
-  std::uint64_t mask[kMaxBlockRows];
+  std::uint64_t mask[2][kMaxBlockRows];  // of this tile and of the next
 };
 
 // One tile of keys, prepared for all rows of the block.
@@ -172,6 +172,20 @@ BASIN_INLINE void pack_tile(const Found& found, int d_qk, float* keys) {
   }
 }
 
+// Asks for keys of the next tile, and their values, in the second cache: those whose share of all comes with this row.
+template <Storage kStorage>
+BASIN_INLINE void fetch_keys(const Block& block, const Found& next, int row) {
+  const int end_row = row + kMaxRows < block.rows ? row + kMaxRows : block.rows;
+  constexpr int kBytes = stored_bytes<kStorage>();
+  const auto fetch = [](const std::byte* p, int bytes) BASIN_LAMBDA {
+    for (int at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(p + at, 0, 2);
+  };
+  for (int key = kTileKeys * row / block.rows; key < kTileKeys * end_row / block.rows; ++key) {
+    fetch(next.key[key], block.d_qk * kBytes);
+    fetch(next.value[key], block.d_v * kBytes);
+  }
+}
+
 template <Storage kStorage>
 void many_rows(const Block& block, std::int64_t begin, std::int64_t end, const State& state, void* memory) {
   ManyRowsScratch& scratch = *static_cast<ManyRowsScratch*>(memory);
@@ -181,26 +195,31 @@ void many_rows(const Block& block, std::int64_t begin, std::int64_t end, const S
         reinterpret_cast<const std::byte*>(scratch.values + static_cast<std::ptrdiff_t>(i) * block.d_v);
   }
 
-  Found found;
-  found.mask = scratch.mask;
-  while (find_tile(block, begin, end, found)) {
-    begin = found.begin + kTileKeys;
-    pack_tile<kStorage>(found, block.d_qk, scratch.keys);
-    touch(found.value, block.d_v * stored_bytes<kStorage>());
+  Found found[2];
+  found[0].mask = scratch.mask[0];
+  found[1].mask = scratch.mask[1];
+  bool more = find_tile(block, begin, end, found[0]);
+  for (int at = 0; more; at = 1 - at) {
+    const Found& here = found[at];
+    Found& next = found[1 - at];
+    more = find_tile(block, here.begin + kTileKeys, end, next);
+    pack_tile<kStorage>(here, block.d_qk, scratch.keys);
+    touch(here.value, block.d_v * stored_bytes<kStorage>());
     if constexpr (pair_dots<kStorage>()) {
-      pair_values(found.value, block.d_v, scratch.values);
+      pair_values(here.value, block.d_v, scratch.values);
     } else if constexpr (kStorage != Storage::f32) {
-      widen_values<kStorage>(found.value, 0, block.d_v, scratch.values);
+      widen_values<kStorage>(here.value, 0, block.d_v, scratch.values);
     }
-    const Tile tile = {found.begin,
+    const Tile tile = {here.begin,
                        scratch.keys,
-                       {kStorage == Storage::f32 ? found.value : widened, 0},
-                       found.mask,
+                       {kStorage == Storage::f32 ? here.value : widened, 0},
+                       here.mask,
                        scratch.values};
     for (int row = 0; row < block.rows; row += kMaxRows) {
       const int left = block.rows - row;
       with_rows(left < kMaxRows ? left : kMaxRows,
                 [&](auto rows) BASIN_LAMBDA { tile_rows<kStorage, rows>(block, tile, row, state); });
+      if (more) fetch_keys<kStorage>(block, next, row);
     }
   }
   fold_lanes(block.rows, state.l);
