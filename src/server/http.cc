@@ -178,6 +178,29 @@ class Connection : public std::enable_shared_from_this<Connection> {
       error_code ignored;
       self.stream_.socket().cancel(ignored);
     });
+    skip_empty_lines();
+  }
+
+  // Some clients end a body with a line that is not part of it, and it stands before their next request (RFC 9112, 2.2).
+  void skip_empty_lines() {
+    static constexpr std::string_view kEmptyLine = "\r\n";
+    const auto unread = [this] {
+      return std::string_view(static_cast<const char*>(buffer_.data().data()), buffer_.size());
+    };
+    bool skipped = false;
+    for (; unread().starts_with(kEmptyLine); skipped = true) buffer_.consume(kEmptyLine.size());
+    if (skipped && unread().empty()) return read_header();  // it is idle again, not slow
+    if (kEmptyLine.starts_with(unread())) {
+      static constexpr std::size_t kFirstBytes = 4096;
+      stream_.async_read_some(buffer_.prepare(kFirstBytes),
+                              [self = shared_from_this()](error_code error, std::size_t bytes) {
+                                if (self->closed_) return;
+                                if (error || self->late_) return self->refuse(error);
+                                self->buffer_.commit(bytes);
+                                self->skip_empty_lines();
+                              });
+      return;
+    }
     http::async_read_header(stream_, buffer_, *parser_,
                             [self = shared_from_this()](error_code error, std::size_t) {
                               if (self->closed_) return;

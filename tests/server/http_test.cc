@@ -118,5 +118,35 @@ TEST(Http, AClientThatGoesIsNoticed) {
   }
 }
 
+// Some clients end a body with a line that is not part of it (RFC 9112, 2.2).
+TEST(Http, EmptyLinesBeforeARequestAreSkipped) {
+  const std::string request = "GET /now HTTP/1.1\r\nHost: localhost\r\n";
+  const std::string last = request + "Connection: close\r\n\r\n";
+  Waiting waiting(1);
+  const auto answers = [&](std::initializer_list<std::string> parts, std::chrono::milliseconds between) {
+    Client client(waiting.port());
+    for (const std::string& part : parts) {
+      client.send(part);
+      std::this_thread::sleep_for(between);
+    }
+    const std::string all = client.receive_all();
+    int count = 0;
+    for (std::size_t at = 0; (at = all.find("HTTP/1.1 200", at)) != std::string::npos; ++at) ++count;
+    EXPECT_EQ(all.find("HTTP/1.1 4"), std::string::npos) << all;
+    return count;
+  };
+  const std::chrono::milliseconds at_once(0), apart(50), longer_than_a_request_may_take(1300);
+  EXPECT_EQ(answers({"\r\n" + last}, at_once), 1);
+  EXPECT_EQ(answers({"\r\n\r\n" + request + "\r\n\r\n" + last}, at_once), 2);
+  EXPECT_EQ(answers({"\r", "\n", last}, apart), 1);
+  EXPECT_EQ(answers({request + "\r\n\r\n", last}, longer_than_a_request_may_take), 2);  // idle, not slow
+
+  for (const char* other : {"\n", "\r", "\r\r\n"}) {
+    Client client(waiting.port());
+    client.send(other + last);
+    EXPECT_TRUE(client.receive_all().starts_with("HTTP/1.1 400")) << other;
+  }
+}
+
 }  // namespace
 }  // namespace basin::test
