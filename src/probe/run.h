@@ -30,9 +30,10 @@ struct RunOptions {
   std::filesystem::path folder;  // where each layer's result goes; made when it is missing
 };
 
-/// What is known of a layer. Of a model with indexers that is what each query selected (profile.topk) and nothing else. Errors are those of its attention output alone, keys at their own positions: |O' - O| / |O|,
-/// mean over queries, which are spread over those from which every pair of this window hides something. NaN where the layer
-/// has a window of its own.
+/// What is known of a layer. Of a model with indexers that is what each query selected (profile.topk) and the share of the
+/// attention that it holds (profile.topk_mass). Errors are those of its attention output alone, keys at their own positions:
+/// |O' - O| / |O|, mean over queries, which are spread over those from which every pair of this window hides something. NaN
+/// where the layer has a window of its own.
 struct LayerResult {
   LayerProfile profile;
   std::vector<Pair> pairs;

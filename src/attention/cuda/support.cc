@@ -119,13 +119,12 @@ std::string check_counts(const Backward& p, const sm90::BackwardPlan& plan) {
     if (count > kMaxTokens)
       return fmt::format("{} is {}; the sm_90 kernels have up to {}", what, count, kMaxTokens);
   }
-  constexpr std::int64_t kMaxHeads = 65535;  // of a grid's second dimension
-  if (plan.h_q > kMaxHeads)
-    return fmt::format("{} query heads are more than the {} of backward on sm_90", plan.h_q, kMaxHeads);
-  if (plan.key_ctas > kMaxUnits || plan.query_ctas > kMaxUnits || plan.row_blocks > kMaxUnits / 8) {
+  if (plan.key_ctas > kMaxUnits || plan.query_ctas > kMaxUnits || plan.row_blocks > kMaxUnits / plan.h_q) {
     return fmt::format(
-        "{} sequences of up to {} query tokens and {} keys are too many pieces for backward on sm_90",
-        f.batch, f.max_q_tokens, f.max_kv_tokens);
+        "{} sequences of up to {} query tokens and {} keys with {} query heads are too many pieces for "
+        "backward "
+        "on sm_90",
+        f.batch, f.max_q_tokens, f.max_kv_tokens, plan.h_q);
   }
   return {};
 }

@@ -210,6 +210,7 @@ TEST(AttentionCudaPlan, EverySequenceThatGangsShareIsFolded) {
   EXPECT_EQ(fold(500, 1, 131072).fold_ctas, 32 * 64) << "33 gangs have 32 borders";
   EXPECT_EQ(fold(500, 8, 131072).fold_ctas, 500 * 64 * 8) << "64 rows are always saved";
   EXPECT_EQ(fold(500, 8, 1000).fold_ctas, 500 * 64 * 8 / 4);
+  EXPECT_EQ(fold(0, 8, 131072).fold_ctas, 0) << "no rows";
   EXPECT_EQ(fold(1, 1, 131072).fold_bytes, 200 * 1024) << "a multiprocessor for each";
   EXPECT_EQ(fold(3, 1, 131072).fold_bytes, 100 * 1024);
   for (const std::int64_t d : {64, 128, 192, 256}) {

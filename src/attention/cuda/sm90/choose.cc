@@ -31,6 +31,7 @@ void plan_fold(const Shape& shape, int multiprocessors, Plan& plan) {
   const std::int64_t sequences = folds ? std::min<std::int64_t>(shape.batch, plan.gangs - 1) : shape.batch;
   const std::int64_t rows =
       product(product(sequences, shape.h_q), std::max<std::int64_t>(shape.max_q_tokens, 1));
+  if (rows == 0) return;
   plan.fold_threads = plan.segments <= kWarpFoldSegments ? 32 : kFoldThreads;
   plan.fold_segments = fold_segments(plan.d_v, plan.fold_threads, plan.segments);
   plan.fold_ctas = divide_up(rows, kFoldThreads / plan.fold_threads);

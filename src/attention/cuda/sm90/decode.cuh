@@ -155,16 +155,13 @@ struct Decode {
     float o[kBlocks][kRows / 2];
     float total[kBlocks][kRows / 2];
     RowSum total_rows[kColumns];
-    const auto forget = [&] {
 #pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) {
+    for (int i = 0; i < kRows / 2; ++i) {
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) o[block][i] = total[block][i] = 0.0f;
-      }
+      for (int block = 0; block < kBlocks; ++block) o[block][i] = total[block][i] = 0.0f;
+    }
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) total_rows[i] = {negative_infinity(), 0.0f};
-    };
-    forget();
+    for (int i = 0; i < kColumns; ++i) total_rows[i] = {negative_infinity(), 0.0f};
 
     for (int turn = 0;; ++turn) {
       const int slot = turn % 2;

@@ -21,6 +21,11 @@ struct SavedSequence {
   /// Number `ordinal` of them. All lanes of a warp call it together.
   __device__ __forceinline__ static SavedSequence find(const Arguments& arguments, int ordinal, int lane) {
     using Tiles = DecodeTiles<L>;
+    if constexpr (!L::kFolds) {  // every sequence is saved
+      const Tiles tiles = Tiles::of(arguments, ordinal);
+      if (tiles.count == 0) return {-1, 0};
+      return {ordinal, tiles.segments()};
+    }
     DecodeLine line{arguments.gangs, 0};
     for (int base = 0; base < arguments.batch; base += 32)
       line.total += __reduce_add_sync(0xffffffffu, Tiles::of(arguments, base + lane).count);
@@ -28,7 +33,7 @@ struct SavedSequence {
     for (int base = 0; base < arguments.batch; base += 32) {
       const Tiles tiles = Tiles::of(arguments, base + lane);
       const int sum = sum_to_lane(tiles.count, lane);
-      const bool saved = tiles.count > 0 && !(L::kFolds && line.is_whole(tiles, row + sum - tiles.count));
+      const bool saved = tiles.count > 0 && !line.is_whole(tiles, row + sum - tiles.count);
       const std::uint32_t all = __ballot_sync(0xffffffffu, saved);
       if (ordinal < __popc(all)) {
         const bool found = saved && __popc(all & ((1u << lane) - 1)) == ordinal;

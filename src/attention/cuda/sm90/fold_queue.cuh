@@ -8,9 +8,8 @@
 
 namespace basin::attention::sm90 {
 
-/// The blocks of rows whose segments have all been saved: one for each (sequence, key head) in decode, several in extend. CTAs
-/// without other work draw their rows. Nobody waits for a CTA that may not be running: whoever puts a block into the queue looks
-/// there before it ends. All counters return to 0.
+/// The blocks of rows whose segments have all been saved. CTAs without other work draw their rows. Nobody waits for a CTA that may
+/// not be running: whoever puts a block into the queue looks there before it ends. All counters return to 0.
 class FoldQueue {
  public:
   __device__ __forceinline__ FoldQueue(std::uint32_t* counters, int rows)
