@@ -249,7 +249,13 @@ void Batch::step() {
     remove_ended();
   }
   const std::int64_t begin_us = options_.now_us();
+  // First all hold what they have found, and only then are pages taken for copies: one that is taken could be found.
   for (const std::uint64_t id : decision.admit) guard(find(id), [&](Sequence& sequence) { start(sequence); });
+  for (const std::uint64_t id : decision.admit) {
+    guard(find(id), [](Sequence& sequence) {
+      if (!sequence.ended) sequence.cache->copy_in();
+    });
+  }
   if (!decision.work.empty()) compute(decision.work);
   remove_ended();
   if (decision.work.empty()) return;
@@ -268,7 +274,6 @@ void Batch::guard(Sequence& sequence, const auto& action) {
 
 void Batch::start(Sequence& sequence) {
   if (sequence.parked) {
-    sequence.parked->copy_in();
     sequence.cache = std::move(sequence.parked);
     sequence.parked.reset();
     return;

@@ -219,6 +219,36 @@ TEST(Batch, WindowedSequencesAreCopiedOutAndNotComputedAgain) {
   }
 }
 
+// A sequence that is copied back takes pages, and must not take those that one beside it has just found.
+TEST(Batch, WhoStartsBesideACopiedSequenceFindsItsPages) {
+  std::int64_t together = 0;  // copies went back in a step in which something was found
+  for (std::int64_t pages = 11; pages < 24; ++pages) {
+    for (std::int64_t later = 0; later < 40; later += 3) {
+      Bench bench(pages, options(3, 16));
+      std::map<std::uint64_t, Request> asked;
+      for (std::uint64_t id = 1; id <= 4; ++id) {
+        asked[id] = request(text(id == 1 ? 1 : 2, 17), id == 1 ? 30 : 40);
+        asked[id].policy = {2, 20, true};
+        asked[id].sampling.options.seed = id;
+      }
+      for (const std::uint64_t id : {1u, 2u}) bench.add(id, asked[id]);
+      while (bench.batch->metrics().preemptions == 0 && !bench.batch->empty()) bench.batch->step();
+      for (std::int64_t step = 0; step < later && !bench.batch->empty(); ++step) bench.batch->step();
+      for (const std::uint64_t id : {3u, 4u}) bench.add(id, asked[id]);
+      while (!bench.batch->empty()) {
+        const engine::Metrics before = bench.batch->metrics();
+        bench.batch->step();
+        const engine::Metrics now = bench.batch->metrics();
+        together += now.waiting + 2 <= before.waiting && now.prefix_hit_tokens > before.prefix_hit_tokens;
+      }
+      for (const auto& [id, what] : asked)
+        ASSERT_EQ(bench.answers.at({id, 0}).tokens, alone(what).tokens) << pages << " " << later << " " << id;
+      ASSERT_EQ(bench.held(), 0);
+    }
+  }
+  EXPECT_GT(together, 0);
+}
+
 TEST(Batch, ACopiedOutSequenceCanBeCancelled) {
   Bench bench(14, options(3, 32));
   for (std::uint64_t id = 1; id <= 3; ++id) {
