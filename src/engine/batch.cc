@@ -55,6 +55,9 @@ struct Batch::Sequence {
 
   std::int64_t known_tokens() const { return static_cast<std::int64_t>(history.size()); }
   std::int64_t computed_tokens() const { return cache ? cache->logical_position() : 0; }
+  bool decodes() const {
+    return computed_tokens() >= usage.prompt_tokens && known_tokens() - computed_tokens() == 1;
+  }
   std::int64_t kept_tokens() const {
     return std::max(usage.kept_tokens, cache ? cache->full().kept_tokens_max() : 0);
   }
@@ -167,8 +170,7 @@ Schedule Batch::schedule() {
   for (const auto& sequence : sequences_) running += sequence->cache.has_value();
   std::vector<const Sequence*> readers;  // of prompts, now or from this pass on
   for (const auto& sequence : sequences_) {
-    if (sequence->cache && sequence->known_tokens() - sequence->computed_tokens() > 1)
-      readers.push_back(sequence.get());
+    if (sequence->cache && !sequence->decodes()) readers.push_back(sequence.get());
   }
   for (const auto& sequence : sequences_) {
     ScheduledSequence plan;
@@ -203,13 +205,17 @@ void Batch::look_up(Sequence& sequence, ScheduledSequence& plan) {
   sequence.match = {};
   const auto scored = static_cast<std::int64_t>(sequence.prompt_logprobs.size()) + 1;
   if (!prefix_ || (sequence.request->prompt_logprobs && scored < sequence.usage.prompt_tokens)) return;
-  sequence.match = prefix_->find(sequence.history, sequence.request->policy);
-  plan.cached_tokens = sequence.match.tokens;
-  plan.cached_pages = sequence.match.held_pages + sequence.match.idle_pages;
-  plan.cached_idle_pages = sequence.match.idle_pages;
+  const kv::PrefixCache::Match match = sequence.match =
+      prefix_->find(sequence.history, sequence.request->policy);
+  const std::int64_t copied =
+      match.tokens % limits_.page_tokens != 0;  // takes a page of its own at the start
+  plan.cached_tokens = match.tokens;
+  plan.cached_pages = match.held_pages + match.idle_pages + copied;
+  plan.cached_idle_pages = match.idle_pages + copied;
 }
 
-// Whether `reader` is about to fill pages that `sequence`, which has been looked up, would find.
+// Whether `reader` is about to fill pages that `sequence`, which has been looked up, would find. The beginning of a page is
+// worth waiting for when it leaves one token to compute.
 bool Batch::can_wait_for(const Sequence& sequence, const Sequence& reader) const {
   const kv::Policy &a = sequence.request->policy, &b = reader.request->policy;
   const bool same_mask =
@@ -218,9 +224,14 @@ bool Batch::can_wait_for(const Sequence& sequence, const Sequence& reader) const
   const auto own =
       std::span(sequence.history).first(sequence.history.size() - 1);  // one token is left to compute
   const auto common = std::ranges::mismatch(own, reader.history).in1 - own.begin();
-  const std::int64_t shared_tokens = common / limits_.page_tokens * limits_.page_tokens;
+  const std::int64_t whole = common / limits_.page_tokens * limits_.page_tokens;
+  const bool to_its_end = common == std::ssize(own) && common <= reader.usage.prompt_tokens;
+  const std::int64_t shared_tokens = to_its_end ? common : whole;
+  // A page is known once it is full, or the prompt ends in it.
+  const std::int64_t known_at =
+      shared_tokens == whole ? whole : std::min(whole + limits_.page_tokens, reader.usage.prompt_tokens);
   const std::int64_t done = reader.cache ? reader.computed_tokens() : reader.match.tokens;
-  return shared_tokens > std::max(sequence.match.tokens, done);
+  return shared_tokens > sequence.match.tokens && known_at > done;
 }
 
 void Batch::step() {
@@ -249,7 +260,7 @@ void Batch::step() {
     remove_ended();
   }
   const std::int64_t begin_us = options_.now_us();
-  // First all hold what they have found, and only then are pages taken for copies: one that is taken could be found.
+  // First all hold or copy what they have found, and only then are pages taken for copies: one that is taken could be found.
   for (const std::uint64_t id : decision.admit) guard(find(id), [&](Sequence& sequence) { start(sequence); });
   for (const std::uint64_t id : decision.admit) {
     guard(find(id), [](Sequence& sequence) {
@@ -280,7 +291,7 @@ void Batch::start(Sequence& sequence) {
   }
   sequence.cache.emplace(runner_.make_cache(sequence.request->policy));
   sequence.cache->hold_left_window();
-  sequence.cache->adopt(sequence.match.pages);
+  sequence.cache->adopt(sequence.match.pages, sequence.match.tokens);
   if (prefix_) {
     sequence.node = sequence.match.node;
     prefix_->enter(sequence.node);
@@ -387,15 +398,12 @@ void Batch::take_logits(Sequence& sequence, std::int64_t first, std::int64_t row
   choosing_.push_back({&sequence, choosing_.size(), -1, {}, {}});
 }
 
-// Pages that this pass has filled can be found by others from now on.
+// Pages that this pass has filled can be found by others from now on, and so can the end of the prompt within a page.
 void Batch::remember_pages(Sequence& sequence, std::int64_t before) {
-  const std::int64_t page_tokens = limits_.page_tokens;
+  const std::int64_t page_tokens = limits_.page_tokens, computed = sequence.computed_tokens(),
+                     prompt = sequence.usage.prompt_tokens;
   kv::SequenceCache& cache = *sequence.cache;
-  for (std::int64_t page = before / page_tokens;
-       prefix_ && (page + 1) * page_tokens <= sequence.computed_tokens(); ++page) {
-    const auto tokens =
-        std::span<const std::int32_t>(sequence.history)
-            .subspan(static_cast<std::size_t>(page * page_tokens), static_cast<std::size_t>(page_tokens));
+  const auto find_pages = [&](std::int64_t page) -> std::span<const std::int32_t> {
     filled_.clear();
     for (std::size_t kind = 0; kind < cache.kinds(); ++kind) {
       const auto left = cache.kind(kind).left_window();
@@ -403,7 +411,20 @@ void Batch::remember_pages(Sequence& sequence, std::int64_t before) {
       filled_.push_back(found != left.end() ? found->page
                                             : cache.kind(kind).page_table()[static_cast<std::size_t>(page)]);
     }
-    sequence.node = prefix_->advance(sequence.node, tokens, sequence.request->policy, filled_);
+    return filled_;
+  };
+  const auto tokens = [&](std::int64_t begin, std::int64_t end) {
+    return std::span<const std::int32_t>(sequence.history)
+        .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+  };
+  std::int64_t begin = before / page_tokens * page_tokens;
+  for (; prefix_ && begin + page_tokens <= computed; begin += page_tokens) {
+    sequence.node = prefix_->advance(sequence.node, tokens(begin, begin + page_tokens),
+                                     sequence.request->policy, find_pages(begin / page_tokens));
+  }
+  if (prefix_ && before < prompt && begin < prompt && prompt <= computed) {
+    prefix_->remember_part(sequence.node, tokens(begin, prompt), sequence.request->policy,
+                           find_pages(begin / page_tokens));
   }
   // A prompt may be asked again, but who would go on from the middle of an answer? So what has been written and left the
   // window makes room at once, and a stream without end does not fill the pool with its past.

@@ -31,7 +31,8 @@ struct ScheduledSequence {
       0;  // prompt and what has been chosen since: at least one more than computed_tokens
   std::int64_t computed_tokens = 0;  // whose keys and values exist
   std::int64_t held_pages = 0;
-  /// Of a waiting sequence: what is there already when it starts.
+  /// Of a waiting sequence: what is there already when it starts. Of its pages `cached_idle_pages` are held by nobody until
+  /// then: it finds them, or takes them for what it has a copy of.
   std::int64_t cached_tokens = 0, cached_pages = 0, cached_idle_pages = 0;
   kv::Policy policy;
 };

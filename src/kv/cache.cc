@@ -45,19 +45,30 @@ Cache::~Cache() {
   }
 }
 
-void Cache::adopt(std::span<const std::int32_t> pages) {
+void Cache::adopt(std::span<const std::int32_t> pages, std::int64_t tokens) {
+  const std::int64_t page_tokens = shape().page_tokens;
   if (position_ != 0 || step_ != 0) throw Error(ErrorCode::internal, "a cache that has tokens adopts pages");
-  position_ = static_cast<std::int64_t>(pages.size()) * shape().page_tokens;
+  if (std::ssize(pages) != ceil_div(tokens, page_tokens))
+    throw Error(ErrorCode::internal, fmt::format("{} pages are adopted for {} tokens", pages.size(), tokens));
+  position_ = tokens;
   for (const std::int32_t page : pages) {
-    table_.push_back(page);
-    const auto logical = static_cast<std::int64_t>(table_.size()) - 1;
-    if (needs_page(policy_, shape().page_tokens, logical, position_) != (page >= 0))
+    const auto logical = static_cast<std::int64_t>(table_.size());
+    if (needs_page(policy_, page_tokens, logical, position_) != (page >= 0))
       throw Error(ErrorCode::internal, fmt::format("logical page {} is adopted as {}", logical, page));
+    table_.push_back(-1);
     if (page < 0) {
       evicted_before_ = logical + 1;
-    } else {
-      pool_->pages().retain(page);
+      continue;
+    }
+    pool_->pages().retain(page);
+    if ((logical + 1) * page_tokens <= tokens) {
+      table_.back() = page;
       allocated_max_ = std::max(allocated_max_, ++allocated_);
+    } else {
+      copied_ = {static_cast<std::size_t>(logical)};
+      copy_.resize(static_cast<std::size_t>(shape().page_bytes()));
+      pool_->copy_out(page, copy_.data());
+      pool_->release(page);  // and the page was used now
     }
   }
   if (position_ > 0) kept_tokens_max_ = visible_tokens(position_ - 1);

@@ -42,8 +42,9 @@ class Cache {
   void poison_freed_pages(bool on) { pool_->poison_freed_pages(on); }
 
   /// Starts an empty cache with the first `tokens` tokens, which other sequences have computed under the same mask.
-  /// `pages` [tokens / page_tokens], whole pages only; -1 where no later query sees any token. The cache becomes an owner.
-  void adopt(std::span<const std::int32_t> pages);
+  /// `pages` [ceil(tokens / page_tokens)]; -1 where no later query sees any token. The cache becomes an owner of whole pages.
+  /// Of a last one whose other rows it will write it has a copy, which copy_in() gives a page.
+  void adopt(std::span<const std::int32_t> pages, std::int64_t tokens);
 
   /// Gives all pages back and keeps a copy of what they hold, until copy_in() takes new pages for it. In between nothing
   /// may begin. copy_in may throw, and then nothing has changed.

@@ -4,6 +4,9 @@
 // tokens up to its end and by the mask: (sink_tokens, window, positions). Pages that end within the first
 // sink_tokens + window tokens saw everything before them whatever the mask, and all settings share those.
 //
+// Between whole pages two texts may part, and a prompt may end: then the pages that begin alike are looked through, and the one
+// that agrees longest is copied.
+//
 // A model whose layers have windows of their own keeps a page of each kind of layers for the same tokens. Each kind needs
 // what its own later queries see: a window's layers the last pages, full attention those of the request's policy.
 #pragma once
@@ -31,9 +34,10 @@ class PrefixCache {
   PrefixCache& operator=(const PrefixCache&) = delete;
 
   struct Match {
-    Node node = kRoot;
-    std::int64_t tokens = 0;                       // whole pages
-    std::int64_t held_pages = 0, idle_pages = 0;   // of full attention: held by others now, and by nobody
+    Node node = kRoot;        // of the whole pages
+    std::int64_t tokens = 0;  // may end within the last page
+    std::int64_t held_pages = 0,
+                 idle_pages = 0;  // whole ones of full attention: held by others now, and by nobody
     std::vector<std::vector<std::int32_t>> pages;  // of each kind, for SequenceCache::adopt
   };
   /// The longest start of `tokens` that is there, leaving at least one token to compute. It stays there until a page is
@@ -49,6 +53,9 @@ class PrefixCache {
   /// the window again. Gives where it stands now: kNowhere once there are too many nodes.
   Node advance(Node node, std::span<const std::int32_t> tokens, const Policy& policy,
                std::span<const std::int32_t> pages);
+  /// It has begun its next page with `tokens`, fewer than a page, and stays where it is. What it writes behind them is its own.
+  void remember_part(Node node, std::span<const std::int32_t> tokens, const Policy& policy,
+                     std::span<const std::int32_t> pages);
 
   /// What the page holds is not worth finding. Those who hold it go on.
   void forget(std::size_t kind, std::int32_t page);
@@ -60,29 +67,32 @@ class PrefixCache {
   void check_invariants() const;
 
  private:
+  // What a page is known by, under the page before it.
+  struct Label {
+    Policy mask;  // {} where every mask sees the same
+    std::span<const std::int32_t> tokens;
+  };
   struct Entry {
     Node parent = kRoot;
-    std::int64_t depth = 0;            // pages up to its end
-    std::uint64_t hash = 0;            // of `tokens` and `mask`
-    std::vector<std::int32_t> tokens;  // of its page
-    Policy mask;                       // {} where every mask sees the same
+    std::int64_t depth = 0;  // pages up to its end
+    Policy mask;
+    std::vector<std::int32_t> tokens;  // of its page; fewer: of the page's beginning, and nothing follows
     std::vector<std::int32_t> pages;   // of each kind; -1: handed out for something else
-    std::int64_t children = 0;
+    std::vector<Node> children;        // by their labels
     std::int64_t sequences = 0;
+    Label label() const { return {mask, tokens}; }
   };
-  struct Key {
-    Node parent;
-    std::uint64_t hash;
-    bool operator==(const Key&) const = default;
+  struct Part {
+    Node node = kRoot;
+    std::int64_t tokens = 0;
   };
-  struct KeyHash {
-    std::size_t operator()(const Key& key) const {
-      return static_cast<std::size_t>(key.hash ^
-                                      (static_cast<std::uint64_t>(key.parent) * 0x9e3779b97f4a7c15u));
-    }
-  };
+  static bool goes_before(const Label& a, const Label& b);
   Policy mask_of_page(std::int64_t depth, const Policy& policy) const;
-  Node child(Node parent, std::span<const std::int32_t> tokens, const Policy& mask, std::uint64_t hash) const;
+  // Where a child of this label stands among the others, or would.
+  std::vector<Node>::const_iterator place(const Entry& parent, const Label& label) const;
+  Node child(Node parent, const Label& label) const;
+  Part find_part(Node parent, const Label& label) const;
+  Node know(Node parent, const Label& label, std::span<const std::int32_t> pages);
   void lose_page(std::size_t kind, Node node);
   void erase_if_unused(Node node);
 
@@ -91,7 +101,6 @@ class PrefixCache {
   std::int64_t most_nodes_;
   Node next_ = 1;
   std::unordered_map<Node, Entry> nodes_;
-  std::unordered_map<Key, Node, KeyHash> children_;
   std::vector<std::vector<Node>> node_of_page_;  // of each kind; kRoot: none
   std::int64_t known_pages_ = 0;
 };

@@ -56,8 +56,8 @@ void SequenceCache::hold_left_window() {
   for (const auto& cache : caches_) cache->hold_left_window();
 }
 
-void SequenceCache::adopt(std::span<const std::vector<std::int32_t>> pages) {
-  for (std::size_t i = 0; i < pages.size(); ++i) caches_[i]->adopt(pages[i]);
+void SequenceCache::adopt(std::span<const std::vector<std::int32_t>> pages, std::int64_t tokens) {
+  for (std::size_t i = 0; i < pages.size(); ++i) caches_[i]->adopt(pages[i], tokens);
 }
 
 void SequenceCache::copy_out() {

@@ -57,7 +57,7 @@ class SequenceCache {
 
   /// As in Cache, for all layers together; `pages` of each kind, or none at all.
   void hold_left_window();
-  void adopt(std::span<const std::vector<std::int32_t>> pages);
+  void adopt(std::span<const std::vector<std::int32_t>> pages, std::int64_t tokens);
   void copy_out();
   void copy_in();
   std::int64_t copied_pages() const { return full().copied_pages(); }  // of full attention

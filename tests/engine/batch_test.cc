@@ -22,6 +22,7 @@ constexpr std::int64_t kVocabulary = 24, kPageTokens = 4;
 
 struct Answer {
   std::vector<std::int32_t> tokens;
+  std::vector<double> logprobs;
   std::vector<engine::TokenLogprob> prompt_logprobs;
   std::optional<FinishReason> reason;
   std::optional<engine::Failure> failure;
@@ -43,6 +44,7 @@ class Bench {
     request.on_event = [this, id](Event&& event) {
       Answer& answer = answers[{id, event.choice}];
       if (event.token) answer.tokens.push_back(*event.token);
+      if (event.logprob) answer.logprobs.push_back(event.logprob->logprob);
       for (const auto& logprob : event.prompt_logprobs) answer.prompt_logprobs.push_back(logprob);
       if (!event.finish_reason && !event.failure) return;
       ++answer.ends;
@@ -335,6 +337,94 @@ TEST(Batch, TheSamePromptIsComputedOnce) {
   EXPECT_EQ(bench.answers.at({4, 0}).tokens, bench.answers.at({1, 0}).tokens);
 }
 
+// Whatever its length, and whatever the answers before it wrote behind it.
+TEST(Batch, OfAPromptThatComesAgainTheLastTokenIsComputed) {
+  const kv::Policy policies[] = {{}, {2, 5, true}, {2, 5, false}, {0, 1, true}, {6, 30, true}};
+  for (const std::int64_t local_window : {0, 1, 5}) {
+    for (const kv::Policy& policy : policies) {
+      for (std::int64_t length = 1; length <= 5 * kPageTokens + 1; ++length) {
+        for (const std::int64_t answer : {0, 1, 3, 9}) {
+          Bench bench(64, options(4, 64), local_window);
+          Request asked = request(text(1, length), answer);
+          asked.policy = policy;
+          asked.logprobs = 2;
+          const Answer want = alone(asked, 0, local_window);
+          for (std::uint64_t id = 1; id <= 3; ++id) {
+            const std::int64_t before = bench.batch->metrics().computed_tokens;
+            bench.add(id, asked);
+            ASSERT_TRUE(bench.run(1000));
+            const Answer& got = bench.answers.at({id, 0});
+            ASSERT_EQ(got.tokens, want.tokens) << length;
+            ASSERT_EQ(got.logprobs, want.logprobs) << length;
+            const std::int64_t cached = id == 1 ? 0 : length - 1;
+            ASSERT_EQ(got.usage.cached_tokens, cached) << length << " " << answer << " " << policy.window;
+            ASSERT_EQ(bench.batch->metrics().computed_tokens - before,
+                      length - cached + std::max<std::int64_t>(0, answer - 1));
+            ASSERT_EQ(bench.held(), 0);
+          }
+          // Nothing of it is there under another mask, but for what every mask sees.
+          asked.policy = {3, 4, true};
+          bench.add(4, asked);
+          ASSERT_TRUE(bench.run(1000));
+          const std::int64_t sees_all =
+              policy.window == 0 ? 7 : std::min<std::int64_t>(7, policy.sink_tokens + policy.window);
+          ASSERT_LE(bench.answers.at({4, 0}).usage.cached_tokens, sees_all / kPageTokens * kPageTokens);
+          ASSERT_EQ(bench.answers.at({4, 0}).tokens, alone(asked, 0, local_window).tokens);
+        }
+      }
+    }
+  }
+}
+
+// The copy of a page in part takes the page that would have been computed, and none beside it.
+TEST(Batch, APromptThatFillsThePoolComesAgain) {
+  for (std::int64_t length = 1; length <= 8 * kPageTokens; ++length) {
+    Bench bench(8, options(4, 64));
+    for (std::uint64_t id = 1; id <= 4; ++id) {
+      bench.add(id, request(text(1, length), 8 * kPageTokens - length));
+      if (id >= 2) bench.batch->step();
+    }
+    ASSERT_TRUE(bench.run(1000));
+    const Answer want = alone(request(text(1, length), 8 * kPageTokens - length));
+    for (std::uint64_t id = 1; id <= 4; ++id)
+      ASSERT_EQ(bench.answers.at({id, 0}).tokens, want.tokens) << length;
+    EXPECT_EQ(bench.held(), 0);
+  }
+}
+
+TEST(Batch, EqualPromptsThatComeTogetherAreComputedOnce) {
+  for (const std::int64_t pass : {8, 13, 64}) {
+    for (const std::int64_t length : {2, 4, 15, 16, 17, 32}) {
+      Bench bench(200, options(8, pass));
+      for (std::uint64_t id = 1; id <= 8; ++id) bench.add(id, request(text(1, length), 1));
+      ASSERT_TRUE(bench.run(1000));
+      EXPECT_EQ(bench.batch->metrics().computed_tokens, length + 7) << pass << " " << length;
+      for (std::uint64_t id = 2; id <= 8; ++id)
+        EXPECT_EQ(bench.answers.at({id, 0}).tokens, bench.answers.at({1, 0}).tokens);
+    }
+  }
+}
+
+// Log-probabilities of a prompt are of all its tokens, and all are computed.
+TEST(Batch, AnEchoedPromptIsComputedAgain) {
+  Request asked = request(text(1, 16), 3);
+  asked.prompt_logprobs = 2;
+  const Answer want = alone(asked);
+  Bench bench(64, options(4, 64));
+  for (std::uint64_t id = 1; id <= 3; ++id) {
+    Request plain = request(text(1, 16), 3);
+    bench.add(id, id == 2 ? plain : asked);
+    ASSERT_TRUE(bench.run(1000));
+    const Answer& got = bench.answers.at({id, 0});
+    EXPECT_EQ(got.tokens, want.tokens);
+    EXPECT_EQ(got.usage.cached_tokens, id == 2 ? 15 : 0);
+    if (id == 2) continue;
+    ASSERT_EQ(got.prompt_logprobs.size(), 15u);
+    for (std::size_t i = 0; i < 15; ++i)
+      EXPECT_EQ(got.prompt_logprobs[i].logprob, want.prompt_logprobs[i].logprob);
+  }
+}
+
 TEST(Batch, LayersWithWindowsOfTheirOwnShareBeginningsToo) {
   for (const std::int64_t pass : {8, 64}) {  // the window has left a page before its pass has ended, or not
     Bench bench(100, options(4, pass), 5);
@@ -349,8 +439,8 @@ TEST(Batch, LayersWithWindowsOfTheirOwnShareBeginningsToo) {
       return bench.answers.at({id, 0}).usage.cached_tokens;
     };
     EXPECT_EQ(ask(1, 41), 0);
-    EXPECT_EQ(ask(2, 41), 40);
-    EXPECT_EQ(ask(3, 17), 16);  // in the middle of the first
+    EXPECT_EQ(ask(2, 41), 41);
+    EXPECT_EQ(ask(3, 17), 17);  // in the middle of the first
     // A whole conversation goes on.
     Request next = request(text(1, 41), 1);
     for (std::uint64_t own = 0; own < 9; ++own)
@@ -381,18 +471,22 @@ TEST(Batch, PromptsThatComeTogetherAreComputedOnce) {
 }
 
 TEST(Batch, ChoicesShareThePromptAndDiffer) {
-  Request asked = request(text(1, 41), 20);
-  asked.choices = 4;
-  Bench bench(100, options(4, 64));
-  bench.add(1, asked);
-  ASSERT_TRUE(bench.run(1000));
-  for (std::int64_t choice = 0; choice < 4; ++choice) {
-    Request single = request(text(1, 41), 20);
-    single.sampling.options.seed = static_cast<std::uint64_t>(choice);
-    EXPECT_EQ(bench.answers.at({1, choice}).tokens, alone(single).tokens);
-    EXPECT_EQ(bench.answers.at({1, choice}).usage.cached_tokens, choice == 0 ? 0 : 40);
+  for (std::int64_t length = 37; length <= 41;
+       ++length) {  // its last page full in part or whole: each writes its own
+    Request asked = request(text(1, length), 20);
+    asked.choices = 4;
+    Bench bench(100, options(4, 64));
+    bench.add(1, asked);
+    ASSERT_TRUE(bench.run(1000));
+    for (std::int64_t choice = 0; choice < 4; ++choice) {
+      Request single = request(text(1, length), 20);
+      single.sampling.options.seed = static_cast<std::uint64_t>(choice);
+      EXPECT_EQ(bench.answers.at({1, choice}).tokens, alone(single).tokens);
+      EXPECT_EQ(bench.answers.at({1, choice}).usage.cached_tokens, choice == 0 ? 0 : length - 1);
+    }
+    EXPECT_NE(bench.answers.at({1, 0}).tokens, bench.answers.at({1, 1}).tokens);
+    EXPECT_EQ(bench.batch->metrics().computed_tokens, length + 3 + 4 * 19);
   }
-  EXPECT_NE(bench.answers.at({1, 0}).tokens, bench.answers.at({1, 1}).tokens);
 }
 
 TEST(Batch, CancelledInAnyStateItHoldsNothing) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 
@@ -97,7 +98,10 @@ constexpr std::int64_t kPageTokens = 4;
 
 class Prefix : public testing::Test {
  protected:
-  std::shared_ptr<PagePool> pool = std::make_shared<PagePool>(Shape{1, 1, 1, DType::f32, kPageTokens}, 64);
+  explicit Prefix(std::int64_t pages = 64)
+      : pool(std::make_shared<PagePool>(Shape{1, 1, 1, DType::f32, kPageTokens}, pages)) {}
+
+  std::shared_ptr<PagePool> pool;
   const LayerKind kind{0, pool};
   PrefixCache prefix{std::span(&kind, 1)};
 
@@ -110,23 +114,40 @@ class Prefix : public testing::Test {
   // Computes `tokens` one by one in a cache that ends with this call, as a sequence would.
   void run(const std::vector<std::int32_t>& tokens, const Policy& policy) {
     Cache cache(pool, policy);
-    const PrefixCache::Match match = prefix.find(tokens, policy);
-    if (match.tokens > 0) cache.adopt(match.pages.front());
-    PrefixCache::Node node = match.node;
-    prefix.enter(node);
-    for (std::int64_t p = match.tokens; p < static_cast<std::int64_t>(tokens.size()); ++p) {
+    PrefixCache::Node node = adopt(cache, tokens);
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    for (std::int64_t p = cache.logical_position(); p < count; ++p) {
       cache.begin_step(1);
       const auto value = static_cast<float>(tokens[static_cast<std::size_t>(p)]);
       cache.append(0, &value, &value);
-      if ((p + 1) % kPageTokens == 0) {
-        const std::int64_t page = p / kPageTokens;
-        node = prefix.advance(
-            node, std::span(tokens).subspan(static_cast<std::size_t>(page * kPageTokens), kPageTokens),
-            policy, std::span(cache.pages() + page, 1));
+      const std::int64_t page = p / kPageTokens, begin = page * kPageTokens;
+      const auto written =
+          std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(p + 1 - begin));
+      const auto pages = std::span(cache.pages() + page, 1);
+      if (written.size() == kPageTokens) {
+        node = prefix.advance(node, written, policy, pages);
+      } else if (p + 1 == count) {
+        prefix.remember_part(node, written, policy, pages);
       }
       cache.end_step();
     }
+    for (std::int64_t p = 0; p < count; ++p) {
+      const std::int32_t page = cache.pages()[p / kPageTokens];
+      if (page < 0) continue;
+      const std::int64_t row = page * kPageTokens + p % kPageTokens;
+      EXPECT_EQ(static_cast<const float*>(cache.keys(0).data)[row],
+                static_cast<float>(tokens[static_cast<std::size_t>(p)]));
+    }
     prefix.leave(node);
+  }
+
+  // Takes what is there, and the chain up to there.
+  PrefixCache::Node adopt(Cache& cache, const std::vector<std::int32_t>& tokens) {
+    const PrefixCache::Match match = prefix.find(tokens, cache.policy());
+    if (match.tokens > 0) cache.adopt(match.pages.front(), match.tokens);
+    cache.copy_in();
+    prefix.enter(match.node);
+    return match.node;
   }
 
   std::int64_t found(const std::vector<std::int32_t>& tokens, const Policy& policy) const {
@@ -134,22 +155,139 @@ class Prefix : public testing::Test {
   }
 };
 
-TEST_F(Prefix, FindsWholePagesAndLeavesATokenToCompute) {
+class LargePrefix : public Prefix {
+ protected:
+  LargePrefix() : Prefix(4096) {}
+};
+
+TEST_F(Prefix, FindsAllButTheLastToken) {
   run(text(16), {});
-  EXPECT_EQ(found(text(16), {}), 12);
-  EXPECT_EQ(found(text(17), {}), 16);
+  EXPECT_EQ(found(text(1), {}), 0);
+  for (std::int64_t count = 2; count <= 17; ++count) EXPECT_EQ(found(text(count), {}), count - 1);
   EXPECT_EQ(found(text(40), {}), 16);
   auto other = text(17);
   other[5] = 0;
-  EXPECT_EQ(found(other, {}), 4);
+  EXPECT_EQ(found(other, {}), 5);
+  other = text(17);
+  other[0] = 0;
+  EXPECT_EQ(found(other, {}), 0);
   prefix.check_invariants();
+}
+
+TEST_F(Prefix, FindsTheBeginningOfAPageThatIsNotFull) {
+  for (const std::int64_t count : {3, 6, 16}) {
+    run(text(count), {});
+    EXPECT_EQ(found(text(count), {}), count - 1);
+    EXPECT_EQ(found(text(count + 1), {}), count);
+    EXPECT_EQ(found(text(40), {}), count);
+    prefix.check_invariants();
+  }
+}
+
+// A page that was known by its beginning is known as a whole once it is full, and not twice.
+TEST_F(Prefix, APageThatFillsUpIsKnownOnce) {
+  Cache cache(pool, {});
+  PrefixCache::Node node = adopt(cache, text(4));
+  cache.begin_step(3);
+  cache.end_step();
+  const auto tokens = text(4);
+  const auto pages = cache.page_table();
+  prefix.remember_part(node, std::span(tokens).first(3), {}, pages);
+  EXPECT_EQ(prefix.known_pages(), 1);
+  EXPECT_EQ(prefix.nodes(), 2);
+  prefix.remember_part(node, std::span(tokens).first(2), {}, pages);  // is known already
+  EXPECT_EQ(prefix.nodes(), 2);
+  cache.begin_step(1);
+  cache.end_step();
+  node = prefix.advance(node, tokens, {}, pages);
+  EXPECT_EQ(prefix.known_pages(), 1);
+  EXPECT_EQ(prefix.nodes(), 2);
+  EXPECT_EQ(found(text(5), {}), 4);
+  prefix.check_invariants();
+  prefix.leave(node);
+}
+
+// What is found of a page in part is copied: whoever wrote it, and whoever else has found it, goes on as before.
+TEST_F(Prefix, APartOfAPageIsCopied) {
+  pool->poison_freed_pages(true);
+  run(text(16), {});
+  std::vector<std::unique_ptr<Cache>> caches;
+  std::vector<PrefixCache::Node> nodes;
+  for (const float own : {-1.0f, -2.0f}) {
+    caches.push_back(std::make_unique<Cache>(pool, Policy{}));
+    nodes.push_back(adopt(*caches.back(), text(16)));
+    ASSERT_EQ(caches.back()->logical_position(), 15);
+    caches.back()->begin_step(1);
+    caches.back()->append(0, &own, &own);
+    caches.back()->end_step();
+  }
+  EXPECT_EQ(pool->pages().held(), 3 + 2);
+  EXPECT_EQ(pool->pages().shared(), 3);
+  const auto last = [&](std::int32_t page) {
+    return std::span(static_cast<const float*>(pool->keys(0).data) + page * kPageTokens, kPageTokens);
+  };
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto row = last(caches[i]->pages()[3]);
+    for (std::size_t t = 0; t < 3; ++t) EXPECT_EQ(row[t], static_cast<float>(text(16)[12 + t]));
+    EXPECT_EQ(row[3], i == 0 ? -1.0f : -2.0f);
+    prefix.leave(nodes[i]);
+  }
+  const PrefixCache::Match match = prefix.find(text(17), {});
+  EXPECT_EQ(last(match.pages.front()[3])[3], static_cast<float>(text(16)[15]));
+  EXPECT_THROW(Cache(pool, {}).adopt(match.pages.front(), 17), Error) << "of a page that is not given";
+}
+
+TEST_F(Prefix, WhatIsFoundInPartHasBeenUsed) {
+  auto other = text(16);
+  other[0] = 0;
+  run(text(16), {});
+  run(other, {});
+  {
+    Cache cache(pool, {});
+    prefix.leave(adopt(cache, text(16)));
+  }
+  std::vector<std::int32_t> taken;
+  while (found(other, {}) == 15) taken.push_back(pool->take());
+  EXPECT_EQ(found(other, {}), 12);
+  EXPECT_EQ(found(text(16), {}), 15);
+  for (const std::int32_t page : taken) pool->release(page);
+}
+
+// Texts that begin alike, under a few masks, beside a search through all that were there before.
+RC_GTEST_FIXTURE_PROP(LargePrefix, FindsTheLongestBeginning, ()) {
+  const Policy policies[] = {{}, {}, {2, 8, true}, {2, 8, false}, {1, 12, true}};
+  std::vector<std::pair<std::vector<std::int32_t>, Policy>> earlier;
+  for (int round = *rc::gen::inRange(1, 20); round > 0; --round) {
+    std::vector<std::int32_t> tokens;
+    for (int count = *rc::gen::inRange(1, 24); count > 0; --count) tokens.push_back(*rc::gen::inRange(0, 2));
+    const Policy policy = policies[*rc::gen::inRange(0, 5)];
+    const auto sees_all = [](const Policy& mask) {  // whole pages, in tokens
+      return mask.window == 0 ? 1000 : (mask.sink_tokens + mask.window) / kPageTokens * kPageTokens;
+    };
+    std::int64_t longest = 0;
+    for (const auto& [text, mask] : earlier) {
+      const bool same = mask.sink_tokens == policy.sink_tokens && mask.window == policy.window &&
+                        mask.in_cache_positions == policy.in_cache_positions;
+      const std::int64_t common = std::ranges::mismatch(text, tokens).in1 - text.begin();
+      longest = std::max(longest, same ? common : std::min({common, sees_all(mask), sees_all(policy)}));
+    }
+    RC_ASSERT(found(tokens, policy) == std::min(longest, static_cast<std::int64_t>(tokens.size()) - 1));
+    run(tokens, policy);
+    prefix.check_invariants();
+    RC_ASSERT(pool->pages().held() == 0);
+    earlier.emplace_back(std::move(tokens), policy);
+  }
 }
 
 TEST_F(Prefix, MasksShareOnlyWhatAllOfThemSee) {
   run(text(24), {});
   // 2 sinks and a window of 8 see everything up to token 9: two pages of 4 end there.
   EXPECT_EQ(found(text(25), {2, 8, true}), 8);
+  EXPECT_EQ(found(text(8), {2, 8, true}), 7);
+  EXPECT_EQ(found(text(10), {2, 8, true}), 8);
   run(text(24), {2, 8, true});
+  EXPECT_EQ(found(text(24), {2, 8, true}), 23);
+  EXPECT_EQ(found(text(24), {2, 8, false}), 8);
   EXPECT_EQ(found(text(25), {2, 8, true}), 24);
   EXPECT_EQ(found(text(25), {2, 8, false}), 8);
   EXPECT_EQ(found(text(25), {3, 8, true}), 8);
@@ -211,15 +349,13 @@ TEST_F(Prefix, AnEndlessStreamIsNotRememberedWithoutEnd) {
 TEST_F(Prefix, ClearingForgetsAllAndHarmsNobody) {
   run(text(16), {});
   Cache cache(pool, {});
-  const PrefixCache::Match match = prefix.find(text(17), {});
-  cache.adopt(match.pages.front());
-  prefix.enter(match.node);
+  const PrefixCache::Node node = adopt(cache, text(17));
   prefix.clear();
   prefix.check_invariants();
   EXPECT_EQ(found(text(17), {}), 0);
   EXPECT_EQ(pool->pages().held(), 4);
   EXPECT_EQ(static_cast<const float*>(cache.keys(0).data)[cache.pages()[3] * kPageTokens + 3], 15.0f * 7 + 1);
-  prefix.leave(match.node);
+  prefix.leave(node);
   prefix.check_invariants();
 }
 

@@ -136,13 +136,19 @@ class Completions(ServerTest):
         self.assertEqual(got["choices"][0]["finish_reason"], "length")
 
     def test_prompts_are_found_again(self):
-        prompt = list(range(100))
-        first = self.ask(prompt, max_tokens=4)
-        second = self.ask(prompt, max_tokens=4)
-        self.assertEqual(second["usage"]["prompt_tokens_details"]["cached_tokens"], 96)
-        self.assertEqual(first["choices"][0]["text"], second["choices"][0]["text"])
-        self.server.post("/flush_cache", {})
-        self.assertEqual(self.ask(prompt, max_tokens=4)["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+        for length in (1, 2, 15, 16, 17, 95, 96, 97, 100):  # a page has 16 tokens
+            for fields in ({}, {"sink_tokens": 3, "window": 21}, {"sink_tokens": 3, "window": 21, "positions": "absolute"}):
+                self.server.post("/flush_cache", {})
+                prompt = list(range(length))
+                first, *again = (self.ask(prompt, max_tokens=4, logprobs=5, **fields) for _ in range(3))
+                self.assertEqual(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+                for each in again:
+                    self.assertEqual(each["usage"]["prompt_tokens_details"]["cached_tokens"], length - 1)
+                    self.assertEqual(each["choices"], first["choices"])
+                choices = self.ask(prompt, max_tokens=4, logprobs=5, n=3, **fields)["choices"]
+                self.assertEqual([choice["logprobs"] for choice in choices], [first["choices"][0]["logprobs"]] * 3)
+                other = self.ask(prompt, max_tokens=4, sink_tokens=1, window=7)  # 8 tokens are less than a page
+                self.assertEqual(other["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
 
     def test_company_changes_no_token(self):
         rng = random.Random(2)
