@@ -220,6 +220,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     // Where its body ends is unknown then, and what comes could pass for a request of its own (RFC 9112, 6.3).
     if (header.count(http::field::transfer_encoding) > 0 && !parser_->chunked())
       return refuse(400, "the only Transfer-Encoding known here is chunked");
+    // HTTP/1.0 has no expectations (RFC 9110, 10.1.1).
+    const bool expects = header.version() == 11 && header.count(http::field::expect) > 0;
+    const auto expected = header.equal_range(http::field::expect);
+    const bool known = std::all_of(expected.first, expected.second, [](const auto& field) {
+      return beast::iequals(field.value(), "100-continue");
+    });
+    if (expects && !known) return refuse(417, "the only Expect known here is 100-continue");
     const auto length = parser_->content_length();
     if (length && *length > server_->options.max_body_bytes) return refuse_large_body();
     if (!parser_->is_done()) {
@@ -229,8 +236,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
         return begin_answer(*refusal);
       }
     }
-    const auto expect = header.find(http::field::expect);
-    if (expect != header.end() && beast::iequals(expect->value(), "100-continue") && !parser_->is_done()) {
+    if (expects && !parser_->is_done()) {
       static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
       asio::async_write(stream_, asio::buffer(kContinue),
                         [self = shared_from_this()](error_code error, std::size_t) {

@@ -404,6 +404,13 @@ class Refusals(ServerTest):
             self.assertTrue(connection.recv(1000).startswith(b"HTTP/1.1 100 Continue\r\n\r\n"))
             connection.sendall(body)
             self.assertTrue(connection.recv(10000).startswith(b"HTTP/1.1 200"))
+        for value in (b"200-ok", b"100-continue, 200-ok", b"", b"100-continue\r\nExpect: x"):  # what nobody here can promise
+            answer = self.raw(head + b"Expect: " + value + b"\r\n\r\n")
+            self.assertTrue(answer.startswith(b"HTTP/1.1 417"), answer)
+            self.assertIn("100-continue", json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"])
+        # HTTP/1.0 has no such thing, and its clients would take the interim answer for theirs.
+        old = self.raw(head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Expect: 100-continue\r\n\r\n" + body)
+        self.assertTrue(old.startswith(b"HTTP/1.1 200"), old)
         both = self.raw((head + b"\r\n" + body) * 2 + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         self.assertEqual(both.count(b"HTTP/1.1 200"), 3)
 
