@@ -1,5 +1,6 @@
 """basin serve through its HTTP: what it answers, what it refuses, and how it ends."""
 import concurrent.futures
+import http.client
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.parse
 
 from helpers import BINARY, Server, ServerTest, cli_helpers
 
@@ -545,6 +547,135 @@ class Key(ServerTest):
             self.assertTrue(connection.recv(10000).startswith(b"HTTP/1.1 401"))
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
         self.assertNotIn("sesame", self.server.stderr())
+
+
+class Flags(unittest.TestCase):
+    """Every flag of the command changes what a client sees."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory(prefix="basin-serve-")
+        cls.model = cli_helpers.copy_model(os.path.join(cls.folder.name, "tiny"))
+        cli_helpers.write_tokenizer(cls.model)
+        cls.plain = Server(cls.model)
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.addClassCleanup(cls.plain.close)
+
+    def serve(self, *flags, **options):
+        server = Server(self.model, *flags, **options)
+        self.addCleanup(server.close)
+        return server
+
+    def ask(self, server, **fields):
+        return server.post(COMPLETIONS, {"prompt": "hello the world " * 4, "max_tokens": 30, "temperature": 0, "ignore_eos": True, **fields})
+
+    def told(self, server, name):
+        return server.get("/get_server_info")[name]
+
+    def test_masks_are_defaults_of_requests(self):
+        server, far = self.serve("--sink-tokens", "2", "--window", "6"), self.serve("--window", "6", "--sink-tokens", "2", "--positions", "absolute")
+        mask = {"sink_tokens": 2, "window": 6}
+        texts = []
+        for one, fields in ((self.plain, {}), (server, mask), (far, {**mask, "positions": "absolute"}), (self.serve("--window", "6"), {"window": 6})):
+            got = self.ask(one)
+            self.assertEqual(got["choices"], self.ask(self.plain, **fields)["choices"])
+            texts.append((got["choices"][0]["text"], got["usage"]["kept_tokens"]))
+        self.assertEqual(len(set(texts)), 4, texts)
+        # A request that says something else gets it; what it does not say stays the server's.
+        self.assertEqual(self.ask(server, window=None)["choices"], self.ask(self.plain)["choices"])
+        self.assertEqual(self.ask(server, window=9)["usage"]["kept_tokens"], 11)
+        self.assertEqual(self.ask(far, positions="in-cache")["choices"], self.ask(server)["choices"])
+
+    def test_lengths(self):
+        tokens = self.ask(self.plain)["usage"]["total_tokens"]
+        server = self.serve("--max-model-len", str(tokens))
+        self.assertEqual(server.get("/v1/models")["data"][0]["max_model_len"], tokens)
+        self.assertEqual(self.ask(server)["choices"], self.ask(self.plain)["choices"])
+        for fields in ({"max_tokens": 31}, {"max_tokens": 31, "window": 8}):
+            self.assertEqual(server.request("POST", COMPLETIONS, {"prompt": "hello the world " * 4, **fields})[0], 400, fields)
+
+    def test_sizes(self):
+        self.assertEqual(self.told(self.plain, "page_tokens"), 16)
+        pages = self.serve("--page-tokens", "5", "--kv-memory", "100kB")
+        self.assertEqual(self.told(pages, "page_tokens"), 5)
+        self.assertEqual(self.told(pages, "pages"), 100_000 // self.told(pages, "page_bytes"))
+        self.assertEqual(self.told(self.serve("--max-num-seqs", "3"), "max_num_seqs"), 3)
+        self.assertEqual(self.ask(pages)["choices"], self.ask(self.plain)["choices"])
+        small = self.serve("--max-num-seqs", "1", "--max-num-batched-tokens", "4")
+        prompt = self.ask(small)["usage"]["prompt_tokens"]
+        small.wait_for(lambda m: m["basin_running_sequences"] == 0)
+        self.assertEqual(small.metrics()["basin_steps_total"], -(-prompt // 4) + 29)
+
+    def test_arithmetic_and_threads(self):
+        exact = self.serve("--compute", "fp32")
+        self.assertEqual(self.told(exact, "page_bytes"), 2 * self.told(self.plain, "page_bytes"))
+        logprobs = [self.ask(server, logprobs=0)["choices"][0]["logprobs"]["token_logprobs"] for server in (self.plain, exact)]
+        self.assertNotEqual(*logprobs)
+        threads = lambda server: len(os.listdir(f"/proc/{server.process.pid}/task"))
+        one, four = self.serve("--threads", "1"), self.serve("--threads", "4")
+        self.assertEqual(threads(four) - threads(one), 3)
+        self.assertEqual(self.ask(one)["choices"], self.ask(four)["choices"])
+
+    def test_no_prefix_cache(self):
+        cached = lambda server: [self.ask(server)["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
+        self.assertGreater(cached(self.plain)[1], 0)
+        self.assertEqual(cached(self.serve("--no-prefix-cache")), [0, 0])
+
+    def test_names_and_lines(self):
+        named = self.serve("--served-model-name", "other", "--quiet")
+        self.assertEqual(self.ask(named, model="other")["model"], "other")
+        self.assertEqual(named.request("POST", COMPLETIONS, {"prompt": "a", "model": "tiny"})[0], 404)
+        self.assertNotIn('{"', named.stderr())
+        self.ask(self.plain)
+        self.assertIn('{"', self.plain.stderr())
+
+    def listen(self, *flags, env=None):
+        """Where it says that it listens, and the process."""
+        process = subprocess.Popen([BINARY, "serve", self.model, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                   env={**os.environ, **(env or {})})
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.terminate)
+        return process.stdout.readline().decode().removeprefix("listening on ").strip()
+
+    def status(self, url, **headers):
+        address = urllib.parse.urlsplit(url)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+        connection.request("GET", "/v1/models", headers=headers)
+        try:
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def test_addresses(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.assertEqual(self.listen("--port", str(port)), f"http://127.0.0.1:{port}")
+        self.assertRegex(self.listen("--port", "0", "--host", "127.0.0.2"), r"^http://127\.0\.0\.2:\d+$")
+        if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6"):
+            url = self.listen("--port", "0", "--host", "::1")
+            self.assertRegex(url, r"^http://\[::1\]:\d+$")
+            self.assertEqual(self.status(url), 200)
+
+    def test_keys(self):
+        key = {"BASIN_API_KEY": "surroundings"}
+        bearer = lambda word: {"Authorization": f"Bearer {word}"}
+        url = self.listen("--port", "0", env=key)
+        self.assertEqual((self.status(url), self.status(url, **bearer(key["BASIN_API_KEY"]))), (401, 200))
+        url = self.listen("--port", "0", "--api-key", "flag", env=key)
+        self.assertEqual((self.status(url, **bearer(key["BASIN_API_KEY"])), self.status(url, **bearer("flag"))), (401, 200))
+        # Without a key every address but this machine's own takes a word, and then any Host will do.
+        url = self.listen("--port", "0", "--host", "0.0.0.0", "--no-auth", env=key)
+        self.assertEqual(self.status(url.replace("0.0.0.0", "127.0.0.1"), Host="any.example"), 200)
+        done = subprocess.run([BINARY, "serve", self.model, "--port", "0"], capture_output=True, check=False, timeout=60,
+                              env={**os.environ, "BASIN_API_KEY": "two words"})
+        self.assertEqual((done.returncode, done.stdout), (1, b""))
+        self.assertIn(b"BASIN_API_KEY has spaces", done.stderr)
+
+    def test_devices_are_refused_by_name(self):
+        done = subprocess.run([BINARY, "serve", self.model, "--device", "cuda"], capture_output=True, check=False, timeout=60)
+        self.assertEqual((done.returncode, done.stdout), (2, b""))
+        self.assertIn(b"--device cuda", done.stderr)
 
 
 class Sparse(unittest.TestCase):
