@@ -35,19 +35,19 @@ struct KeysConsumer {
   const int warpgroup;
   const int lane_ = static_cast<int>(threadIdx.x) % 32;
 
+  const int own;  // the first of the warpgroup's keys in the block
+
   __device__ __forceinline__ KeysConsumer(const BackwardArguments& arguments, Shared& shared, int warpgroup)
-      : arguments(arguments), shared(shared), work(shared.work), warpgroup(warpgroup) {}
+      : arguments(arguments),
+        shared(shared),
+        work(shared.work),
+        warpgroup(warpgroup),
+        own(L::kSplitsProducts || (!kSums && uniform(work.takes_turns ? 1 : 0) != 0) ? 0 : 64 * warpgroup) {}
 
   /// The first key of the warpgroup, and its rows.
-  __device__ __forceinline__ int first_key() const {
-    return work.first_key + (L::kSplitsProducts ? 0 : 64 * warpgroup);
-  }
-  __device__ __forceinline__ const T* keys() const {
-    return shared.k + (L::kSplitsProducts ? 0 : 64 * warpgroup * kBlockColumns);
-  }
-  __device__ __forceinline__ const T* values() const {
-    return shared.v + (L::kSplitsProducts ? 0 : 64 * warpgroup * kBlockColumns);
-  }
+  __device__ __forceinline__ int first_key() const { return work.first_key + own; }
+  __device__ __forceinline__ const T* keys() const { return shared.k + own * kBlockColumns; }
+  __device__ __forceinline__ const T* values() const { return shared.v + own * kBlockColumns; }
   /// Of the warpgroup, and of its thread; computed where they are needed, where registers are too few to keep them.
   __device__ __forceinline__ static int warp() { return thread() / 32 % 4; }
   __device__ __forceinline__ int lane() const {
@@ -230,7 +230,11 @@ struct KeysConsumer {
     clear_keys();
     if (count > 0) {
       if constexpr (!kSums) {
-        walk(dk, dv, tiles, count);
+        if (!L::kSplitsProducts && work.takes_turns) {
+          walk_in_turns(dk, dv, tiles, static_cast<int>(count));
+        } else {
+          walk(dk, dv, tiles, count);
+        }
       } else if constexpr (L::kUnitsAreRows) {
         walk_behind(dk, dv, tiles, count);
       } else {
@@ -363,6 +367,52 @@ struct KeysConsumer {
     }
   }
 
+  /// The products of tile n, whose scores are in s, and beside them the scores of the tile that `next` names: the warpgroup's next
+  /// one, or, for nobody, this one again.
+  template <typename Next>
+  __device__ __forceinline__ void multiply(float (&dk)[kWantsDk ? kDqk / 2 : 1],
+                                           float (&dv)[kWantsDv ? kDv / 2 : 1], float (&s)[kRows / 2],
+                                           unsigned n, int position, const Next& next) {
+    const unsigned at = stage(n);
+    std::uint32_t weights[kSteps][4], ds[kSteps][4];
+    barrier_wait(&shared.dout_full[at], parity(n));
+    float dp[kWantsDk ? kRows / 2 : 1];
+    if constexpr (kWantsDk) {
+      start_scores<T, kDv, kRows, kKeys, kRows>(dp, values(), shared.dout[at]);
+      weigh(s, weights, shared.lse2[at], position);
+      if constexpr (kWantsDv) {
+        start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      wgmma_touch(dp);
+      differentiate(s, dp, ds, shared.lse2[at], shared.big_d[at]);
+    } else {
+      weigh(s, weights, shared.lse2[at], position);
+      start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
+    }
+    const unsigned following = next();
+    if constexpr (kWantsDk) start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
+    barrier_wait(&shared.q_full[stage(following)], parity(following));
+    start_scores_of(s, following);
+    wgmma_wait<1>();
+    release(&shared.dout_empty[at]);
+    wgmma_wait<0>();
+    wgmma_touch(s);
+    if constexpr (kWantsDk) wgmma_touch(dk);
+    if constexpr (kWantsDv) wgmma_touch(dv);
+    release(&shared.q_empty[at]);
+  }
+
+  /// The scores of tile n, with nothing beside them.
+  __device__ __forceinline__ void begin(float (&s)[kRows / 2], unsigned n) const {
+    barrier_wait(&shared.q_full[stage(n)], parity(n));
+    start_scores_of(s, n);
+    wgmma_wait<0>();
+    wgmma_touch(s);
+  }
+
   /// Without shares of dq. Each warpgroup takes its own part of the tiles.
   __device__ __forceinline__ void walk(float (&dk)[kWantsDk ? kDqk / 2 : 1],
                                        float (&dv)[kWantsDv ? kDv / 2 : 1], int tiles, unsigned count) {
@@ -381,47 +431,19 @@ struct KeysConsumer {
     skip(0, before);
     unsigned n = static_cast<unsigned>(before);
     float s[kRows / 2];
-    barrier_wait(&shared.q_full[stage(n)], parity(n));
-    start_scores_of(s, n);
-    wgmma_wait<0>();
-    wgmma_touch(s);
+    begin(s, n);
+    bool head_ends = false, jumps = false, last = false;
 #pragma unroll 1
     for (;;) {
-      const unsigned at = stage(n);
-      std::uint32_t weights[kSteps][4], ds[kSteps][4];
-      barrier_wait(&shared.dout_full[at], parity(n));
-      float dp[kWantsDk ? kRows / 2 : 1];
-      if constexpr (kWantsDk) {
-        start_scores<T, kDv, kRows, kKeys, kRows>(dp, values(), shared.dout[at]);
-        weigh(s, weights, shared.lse2[at], position);
-        if constexpr (kWantsDv) {
-          start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
-          wgmma_wait<1>();
-        } else {
-          wgmma_wait<0>();
-        }
-        wgmma_touch(dp);
-        differentiate(s, dp, ds, shared.lse2[at], shared.big_d[at]);
-      } else {
-        weigh(s, weights, shared.lse2[at], position);
-        start_values<T, kDv, kRows, kRows>(dv, weights, shared.dout[at]);
-      }
-      const bool head_ends = --left == 0;
-      const bool last = head_ends && --heads == 0;
-      // The scores of the next tile beside the products of this one, where it is the next in shared memory, too. (After the last tile
-      // its own are computed again, for nobody.)
-      const bool jumps = head_ends && between > 0;
-      const unsigned next = last || jumps ? n : n + 1;
-      if constexpr (kWantsDk) start_values<T, kDqk, kRows, kRows>(dk, ds, shared.q[at]);
-      barrier_wait(&shared.q_full[stage(next)], parity(next));
-      start_scores_of(s, next);
-      wgmma_wait<1>();
-      release(&shared.dout_empty[at]);
-      wgmma_wait<0>();
-      wgmma_touch(s);
-      if constexpr (kWantsDk) wgmma_touch(dk);
-      if constexpr (kWantsDv) wgmma_touch(dv);
-      release(&shared.q_empty[at]);
+      unsigned next = n;
+      multiply(dk, dv, s, n, position, [&] {
+        head_ends = --left == 0;
+        last = head_ends && --heads == 0;
+        // The scores of the next tile beside the products of this one, where it is the next in shared memory, too.
+        jumps = head_ends && between > 0;
+        next = last || jumps ? n : n + 1;
+        return next;
+      });
       if (last) break;
       n = next;
       left = head_ends ? own_tiles : left;
@@ -429,13 +451,32 @@ struct KeysConsumer {
       if (jumps) {
         skip(n + 1, between);
         n += static_cast<unsigned>(between) + 1;
-        barrier_wait(&shared.q_full[stage(n)], parity(n));
-        start_scores_of(s, n);
-        wgmma_wait<0>();
-        wgmma_touch(s);
+        begin(s, n);
       }
     }
     skip(n + 1, between - before);
+  }
+
+  /// Without shares of dq, when both warpgroups have the same keys: every second tile.
+  __device__ __forceinline__ void walk_in_turns(float (&dk)[kWantsDk ? kDqk / 2 : 1],
+                                                float (&dv)[kWantsDv ? kDv / 2 : 1], int tiles, int count) {
+    const int first = uniform(warpgroup);
+    skip(0, min(first, count));
+    if (first >= count) return;
+    const int p_last = work.p_first + (work.last_tile - 1) * kRows;
+    float s[kRows / 2];
+    begin(s, static_cast<unsigned>(first));
+    int tile = first % tiles;
+#pragma unroll 1
+    for (int n = first; n < count; n += 2) {
+      multiply(dk, dv, s, static_cast<unsigned>(n), p_last - tile * kRows, [&] {
+        const bool last = n + 2 >= count;
+        skip(static_cast<unsigned>(n + 1), last ? count - 1 - n : 1);
+        return static_cast<unsigned>(last ? n : n + 2);
+      });
+      tile += 2;
+      while (tile >= tiles) tile -= tiles;
+    }
   }
 
   __device__ __forceinline__ void store(const float (&dk)[kWantsDk ? kDqk / 2 : 1],
@@ -449,7 +490,7 @@ struct KeysConsumer {
       if (work.share < 0) return;
       float4* share =
           shares_of(arguments, work.sequence, work.kv_head, work.block, work.share, kKeys, kDqk + kDv) +
-          (first_key() - work.first_key) * (kDqk + kDv) / 4 + warp() * 32 + lane();
+          (L::kSplitsProducts ? 0 : 64 * warpgroup) * (kDqk + kDv) / 4 + warp() * 32 + lane();
       if constexpr (kWantsDk) save(dk, share);
       if constexpr (kWantsDv) save(dv, share + 64 * kDqk / 4);
     }

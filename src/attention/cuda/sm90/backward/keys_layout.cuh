@@ -21,6 +21,7 @@ struct KeyBlock {
   // Blocks with sink tokens under a window have several CTAs, each with a share of dk and dv: 0 has the rows near the block, 1 + n those
   // of strip n. -1: this is the only one.
   int share;
+  bool takes_turns;  // of a strip: both warpgroups have the block's first 64 keys, and every second tile
   int last_share_before;  // tiles before this one are seen by no later block: their last share of dq comes from this one
 
   __device__ __forceinline__ int tiles() const { return last_tile - first_tile; }
@@ -51,7 +52,8 @@ struct KeysLayout {
   static constexpr int kDsBuffers = 2;
   static constexpr int kConsumers = 256;
   static constexpr int kThreads = 128 + kConsumers;
-  static constexpr int kStages = kRows * kDqk <= 64 * 64 ? 3 : 2;
+  // Warpgroups that take turns at tiles, which they do without sums, need three at least.
+  static constexpr int kStages = kSums || kDqk > 128 ? 2 : kDqk <= 64 ? 3 : 4;
   static constexpr int kFeederRegisters = 24, kConsumerRegisters = 240;
   static_assert(!kSums || (kDqk == kDv && kDqk <= 128 && !kCap), "dq has sums for heads of one size");
 
@@ -139,6 +141,13 @@ __device__ __forceinline__ Tiles tiles_of_strip(int first_far, int strip, int q_
   return {tiles.first, max(tiles.first, tiles.last)};
 }
 
+/// The sink tokens of a block are so few that one warpgroup holds them: then the two take turns at the tiles of a strip, and each leaves
+/// a share where those of its keys would lie.
+template <int kKeys>
+__device__ __forceinline__ bool strips_take_turns(const Arguments& arguments, int block) {
+  return kKeys == 128 && arguments.sink_tokens - block * kKeys <= 64;
+}
+
 /// The work behind a ticket; false: there is none. Strips come first, since they are long; then the first blocks of all sequences
 /// and heads, since causal masks make them the longest; and who waits for a lower block of keys waits for an earlier ticket.
 template <int kKeys, int kRows>
@@ -152,6 +161,7 @@ __device__ __forceinline__ bool find_block(const BackwardArguments& arguments, i
   work.block = is_strip ? piece % arguments.sink_blocks : piece - strips;
   work.share = is_strip ? 1 + piece / arguments.sink_blocks : work.block < arguments.sink_blocks ? 0 : -1;
   work.first_key = work.block * kKeys;
+  work.takes_turns = is_strip && strips_take_turns<kKeys>(arguments, work.block);
   work.range = sequence_range(arguments, work.sequence);
   if (work.first_key >= work.range.kv_tokens) return false;
   work.row_block = first_block(arguments, work.sequence);

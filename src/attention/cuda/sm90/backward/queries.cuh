@@ -46,6 +46,7 @@ struct QueriesLayout {
     int p_first;  // position of the first row
     TileWalk walk;
     TileWalk own[kWarpgroups], unmasked[kWarpgroups];  // of the rows of each warpgroup
+    bool narrow;  // the first tile holds a few sink tokens and nothing else that a row sees: one step of keys
   };
   struct Shared {
     alignas(1024) T q[kRows * kDqk];
@@ -68,7 +69,6 @@ struct Queries {
   using Shared = typename L::Shared;
   using Work = typename L::Work;
   static constexpr int kDqk = L::kDqk, kDv = L::kDv, kTile = L::kTile, kRows = L::kRows, kStages = L::kStages;
-  static constexpr int kSteps = kTile / kStepKeys;
 
   /// The work of a CTA: the last blocks of rows first, which see the most keys. False: there is none.
   __device__ __forceinline__ static bool find_work(const BackwardArguments& arguments, int cta, Work& work) {
@@ -82,6 +82,8 @@ struct Queries {
     work.p_first = work.range.kv_tokens - work.range.q_tokens + work.first_token;
     const int rows = min(work.range.q_tokens - work.first_token, kRows);
     work.walk = tile_walk<kTile>(arguments, work.p_first, work.p_first + rows - 1, work.range.kv_tokens);
+    work.narrow = work.walk.sink_tiles == 1 && arguments.sink_tokens <= kStepKeys &&
+                  row_keys(arguments, work.p_first, work.range.kv_tokens).begin >= kTile;
     for (int i = 0; i < L::kWarpgroups; ++i) {
       const int p_first = work.p_first + 64 * i;
       const int p_last = work.p_first + min(64 * i + 64, rows) - 1;
@@ -156,10 +158,11 @@ struct Queries {
     }
 
     /// Scores become dS, rounded; `s` and `dp` hold those of `tile`.
-    __device__ __forceinline__ void differentiate(float (&s)[kTile / 2], const float (&dp)[kTile / 2],
-                                                  std::uint32_t (&ds)[kSteps][4]) const {
+    template <int kKeys>
+    __device__ __forceinline__ void differentiate(const float (&s)[kKeys / 2], const float (&dp)[kKeys / 2],
+                                                  std::uint32_t (&ds)[kKeys / kStepKeys][4]) const {
 #pragma unroll
-      for (int i = 0; i < kTile / 2; i += 2) {
+      for (int i = 0; i < kKeys / 2; i += 2) {
         const int r = i / 2 % 2;
         float x[2];
 #pragma unroll
@@ -168,7 +171,8 @@ struct Queries {
       }
     }
 
-    __device__ __forceinline__ void weigh(float (&s)[kTile / 2], int tile, bool masked) const {
+    template <int kKeys>
+    __device__ __forceinline__ void weigh(float (&s)[kKeys / 2], int tile, bool masked) const {
       if constexpr (L::kCap) {
 #pragma unroll
         for (float& x : s) x = soft_cap(x, arguments.cap_factor);
@@ -178,16 +182,36 @@ struct Queries {
         for (int r = 0; r < 2; ++r) {
           const RowKeys keys =
               row_keys(arguments, shared.work.p_first + row() + 8 * r, shared.work.range.kv_tokens);
-          mask_row<0, kTile>(s, r, seen_columns<kTile>(keys, tile * kTile + lane % 4 * 2));
+          mask_row<0, kKeys>(s, r, seen_columns<kKeys>(keys, tile * kTile + lane % 4 * 2));
         }
       }
 #pragma unroll
-      for (int i = 0; i < kTile / 2; ++i) {
+      for (int i = 0; i < kKeys / 2; ++i) {
         const float x = s[i];
         s[i] = exp2_fast(__fmaf_rn(x, arguments.score_factor, -lse2[i / 2 % 2]));
         if constexpr (L::kCap)
           s[i] = __fmul_rn(s[i], x == negative_infinity() ? 0.0f : __fmaf_rn(-x, x, 1.0f));
       }
+    }
+
+    /// dQ += dS K with the first kKeys keys of a tile.
+    template <int kKeys>
+    __device__ __forceinline__ void multiply(float (&dq)[kDqk / 2], int tile, int stage, bool masked) const {
+      float s[kKeys / 2], dp[kKeys / 2];
+      std::uint32_t ds[kKeys / kStepKeys][4];
+      start_scores<T, kDqk, kKeys, kRows, kTile>(s, shared.q + warpgroup * 64 * kBlockColumns,
+                                                 shared.k[stage]);
+      start_scores<T, kDv, kKeys, kRows, kTile>(dp, shared.dout + warpgroup * 64 * kBlockColumns,
+                                                shared.v[stage]);
+      wgmma_wait<1>();
+      wgmma_touch(s);
+      weigh<kKeys>(s, tile, masked);
+      wgmma_wait<0>();
+      wgmma_touch(dp);
+      differentiate<kKeys>(s, dp, ds);
+      start_values<T, kDqk, kKeys, kTile>(dq, ds, shared.k[stage]);
+      wgmma_wait<0>();
+      wgmma_touch(dq);
     }
 
     __device__ __forceinline__ void run() {
@@ -200,6 +224,7 @@ struct Queries {
         big_d[r] = __ldg(arguments.big_d + sums + 8 * r);
       }
       const int tiles = uniform(work.walk.count());
+      const bool narrow = uniform(work.narrow ? 1 : 0) != 0;
       float dq[kDqk / 2];
 #pragma unroll
       for (float& x : dq) x = 0;
@@ -209,21 +234,11 @@ struct Queries {
         const int tile = uniform(work.walk.tile(i)), stage = i % kStages, parity = i / kStages % 2;
         barrier_wait(&shared.keys_full[stage], parity);
         if (uniform(work.own[warpgroup].has(tile) ? 1 : 0) != 0) {
-          float s[kTile / 2], dp[kTile / 2];
-          std::uint32_t ds[kSteps][4];
-          start_scores<T, kDqk, kTile, kRows, kTile>(s, shared.q + warpgroup * 64 * kBlockColumns,
-                                                     shared.k[stage]);
-          start_scores<T, kDv, kTile, kRows, kTile>(dp, shared.dout + warpgroup * 64 * kBlockColumns,
-                                                    shared.v[stage]);
-          wgmma_wait<1>();
-          wgmma_touch(s);
-          weigh(s, tile, !work.unmasked[warpgroup].has(tile));
-          wgmma_wait<0>();
-          wgmma_touch(dp);
-          differentiate(s, dp, ds);
-          start_values<T, kDqk, kTile, kTile>(dq, ds, shared.k[stage]);
-          wgmma_wait<0>();
-          wgmma_touch(dq);
+          if (i == 0 && narrow) {
+            multiply<kStepKeys>(dq, tile, stage, true);
+          } else {
+            multiply<kTile>(dq, tile, stage, !work.unmasked[warpgroup].has(tile));
+          }
         }
         release(&shared.keys_empty[stage]);
       }

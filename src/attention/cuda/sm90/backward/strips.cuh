@@ -33,16 +33,21 @@ __global__ void __launch_bounds__(128)
   float4 sum[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) sum[i] = at(0)[i * 128];
+  const auto add = [&](const float4* share) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 x = share[i * 128];
+      sum[i] = make_float4(__fadd_rn(sum[i].x, x.x), __fadd_rn(sum[i].y, x.y), __fadd_rn(sum[i].z, x.z),
+                           __fadd_rn(sum[i].w, x.w));
+    }
+  };
+  const bool in_turns = strips_take_turns<kKeys>(arguments, block);
 #pragma unroll 4
   for (int strip = 0; strip < arguments.strips; ++strip) {
     const Tiles tiles = tiles_of_strip<kRows>(first_far, strip, range.q_tokens);
     if (tiles.first == tiles.last) continue;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 x = at(1 + strip)[i * 128];
-      sum[i] = make_float4(__fadd_rn(sum[i].x, x.x), __fadd_rn(sum[i].y, x.y), __fadd_rn(sum[i].z, x.z),
-                           __fadd_rn(sum[i].w, x.w));
-    }
+    add(at(1 + strip));
+    if (in_turns) add(at(1 + strip) + 64 * kColumns / 4);
   }
   const bool is_dk = group < kDqk / 32;
   const Rows& rows = is_dk ? arguments.dk : arguments.dv;
