@@ -43,6 +43,7 @@ struct Prefill {
   static constexpr bool kParksSums = L::kParksSums;
   static constexpr bool kTrims = L::kTrims;
   static constexpr bool kRoundsFirst = L::kRoundsFirst;
+  static constexpr bool kHasPlainLoop = L::kHasPlainLoop;
 
   /// One warpgroup's 64 rows of a block, on their walk over the tiles. A thread holds rows g and g + 8 of its warp's 16, and
   /// of each eight keys the two from 2 c on.
@@ -113,6 +114,11 @@ struct Prefill {
       } else {
         kept_sums = sums;
       }
+    }
+
+    /// Sums are made now: later, the probabilities would live on beside the weights.
+    __device__ __forceinline__ static void pin(float4& sums) {
+      asm volatile("" : "+f"(sums.x), "+f"(sums.y), "+f"(sums.z), "+f"(sums.w));
     }
 
     __device__ __forceinline__ static unsigned stage(unsigned count) {
@@ -334,9 +340,7 @@ struct Prefill {
       l.z = add_tile(l.z, rescale[1], sum_of<kFrom, kTo>(x, 2));
       l.w = add_tile(l.w, rescale[1], sum_of<kFrom, kTo>(x, 3));
       keep_sums(l);
-      if constexpr (!kParksSums) {  // now: later, the probabilities would live on beside the weights
-        asm volatile("" : "+f"(kept_sums.x), "+f"(kept_sums.y), "+f"(kept_sums.z), "+f"(kept_sums.w));
-      }
+      if constexpr (!kParksSums) pin(kept_sums);
       const auto round = [&] {
 #pragma unroll
         for (int step = 0; step < kKeys / kStepKeys; ++step) {
@@ -349,6 +353,46 @@ struct Prefill {
       };
       if constexpr (kKeys == kTile) settle(new_segment, rescale, moved, round);
       if constexpr (kKeys != kTile || !kRoundsFirst) round();
+    }
+
+    /// The same for a tile that every row sees whole and that begins no segment, in as few instructions as that takes; l is `l`.
+    __device__ __forceinline__ void weigh_plain(float4& l) {
+      float maximum[2], next[2];
+      row_maxima<0, kTile>(s, maximum);
+      bool moved = false;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        next[r] = next_maximum(m[r], __fmul_rn(maximum[r], arguments.score_factor));
+        moved |= next[r] != m[r];
+      }
+      const float shift[2] = {shift_of(next[0]), shift_of(next[1])};
+#pragma unroll
+      for (int i = 0; i < kTile / 2; ++i) s[i] = probability(s[i], arguments.score_factor, shift[i / 2 % 2]);
+      const float4 sum = {sum_of<0, kTile>(s, 0), sum_of<0, kTile>(s, 1), sum_of<0, kTile>(s, 2),
+                          sum_of<0, kTile>(s, 3)};
+      if (__any_sync(0xffffffffu, moved)) [[unlikely]] {
+        wgmma_wait<0>();
+        wgmma_touch(o);
+        float rescale[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) rescale[r] = exp2_fast(__fadd_rn(m[r], -shift[r])), m[r] = next[r];
+#pragma unroll
+        for (int i = 0; i < kDv / 2; ++i) o[i] = __fmul_rn(o[i], rescale[i / 2 % 2]);
+        l = {add_tile(l.x, rescale[0], sum.x), add_tile(l.y, rescale[0], sum.y),
+             add_tile(l.z, rescale[1], sum.z), add_tile(l.w, rescale[1], sum.w)};
+      } else {
+        l = {add_tile(l.x, 1.0f, sum.x), add_tile(l.y, 1.0f, sum.y), add_tile(l.z, 1.0f, sum.z),
+             add_tile(l.w, 1.0f, sum.w)};
+      }
+      pin(l);
+      wgmma_wait<0>();
+      wgmma_touch(o);
+      release(&shared.v_empty[running_stage]);
+#pragma unroll
+      for (int step = 0; step < kTile / kStepKeys; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[step][i] = pack<T>(s[8 * step + 2 * i], s[8 * step + 2 * i + 1]);
+      }
     }
 
     /// Starts O += P V with the first kKeys keys of the held tile.
@@ -376,6 +420,28 @@ struct Prefill {
       skip(skipped);
       start_next();
       finish_next<0>();
+    }
+
+    /// Goes on from `tile` over tiles next to each other that every row sees whole and that begin no segment, up to `end`: products and
+    /// weights, nothing else. There is at least one. Returns the last one.
+    __device__ __forceinline__ int walk_plain(int tile, int end) {
+      const std::uint64_t first_keys = swizzled_operand(shared.k[0], 0);
+      constexpr unsigned kStageBytes = sizeof(shared.k[0]);
+      float4 l = sums();
+      std::uint32_t arrived = 0;  // keys of the next tile, when they were last looked for
+#pragma unroll 1
+      do {
+        ++tile;
+        barrier_wait_unless(arrived, &shared.k_full[stage(next)], parity(next));
+        start_scores<T, kDqk, kTile, kRows, kTile>(s, queries(),
+                                                   advance(first_keys, stage(next) * kStageBytes));
+        start_held<kTile>(weights);
+        finish_next<1>();
+        arrived = barrier_test(&shared.k_full[stage(next)], parity(next));
+        weigh_plain(l);
+      } while (tile + 1 < end);
+      keep_sums(l);
+      return tile;
     }
 
     /// Walks over the tiles. Afterwards o, m and l are those of the last segment.
@@ -425,6 +491,12 @@ struct Prefill {
       const bool last_low = kTrims && (flags & 4) != 0;
       const int last_whole = last_low ? last - 1 : last;
       while (tile < last_whole) {
+        if constexpr (kHasPlainLoop) {
+          const int end = min(min(unmasked.last, segment_end), last_whole);
+          if (tile >= walk.first && tile + 1 >= unmasked.first && tile + 1 < end)
+            tile = walk_plain(tile, end);
+        }
+        if (tile == last_whole) break;
         advance_to_next();
         weigh<kTile, 0, kTile>(s, weights, tile, !unmasked.has(tile));
       }

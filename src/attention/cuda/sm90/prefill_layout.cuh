@@ -28,6 +28,8 @@ struct PrefillLayout {
   static constexpr bool kParksSums = kDqk <= 64;
   // Tiles of which little is seen are cut short. (Not with a soft cap, for want of registers.)
   static constexpr bool kTrims = !kCap;
+  // Tiles that need neither mask nor fold have a loop of their own where instructions are short; wider heads are bound by other things.
+  static constexpr bool kHasPlainLoop = kDqk <= 64 && !kCap;
   // Weights are rounded before O is settled, so that the fold has their registers.
   static constexpr bool kRoundsFirst = kDv > 128;
 

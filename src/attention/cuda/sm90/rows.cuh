@@ -10,10 +10,11 @@
 
 namespace basin::attention::sm90 {
 
-/// Starts S = Q K^T for the first kKeys keys of a tile. Blocks of 64 columns of q and of k lie kQRows and kTile rows apart.
+/// Starts S = Q K^T for the first kKeys keys of a tile. Blocks of 64 columns of q and of k lie kQRows and kTile rows apart. `b` is the
+/// operand of the keys, which some callers make with fewer instructions than it takes from a pointer.
 template <typename T, int kDqk, int kKeys, int kQRows, int kTile>
-__device__ __forceinline__ void start_scores(float (&s)[kKeys / 2], const T* q, const T* k) {
-  const std::uint64_t a = swizzled_operand(q, 0), b = swizzled_operand(k, 0);
+__device__ __forceinline__ void start_scores(float (&s)[kKeys / 2], const T* q, std::uint64_t b) {
+  const std::uint64_t a = swizzled_operand(q, 0);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDqk / kStepKeys; ++step) {
@@ -22,6 +23,10 @@ __device__ __forceinline__ void start_scores(float (&s)[kKeys / 2], const T* q, 
                                                          advance(b, block * kTile * 128 + inside), step != 0);
   }
   wgmma_commit();
+}
+template <typename T, int kDqk, int kKeys, int kQRows, int kTile>
+__device__ __forceinline__ void start_scores(float (&s)[kKeys / 2], const T* q, const T* k) {
+  start_scores<T, kDqk, kKeys, kQRows, kTile>(s, q, swizzled_operand(k, 0));
 }
 
 /// Starts O += P V for the first kKeys keys of a tile.

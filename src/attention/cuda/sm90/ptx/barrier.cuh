@@ -46,6 +46,38 @@ __device__ __forceinline__ void barrier_wait(Barrier* barrier, std::uint32_t par
       : "memory");
 }
 
+/// Whether it is, without waiting.
+__device__ __forceinline__ std::uint32_t barrier_test(Barrier* barrier, std::uint32_t parity) {
+  std::uint32_t complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(complete)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return complete;
+}
+/// Waits, unless an earlier test has said already that the phase is complete.
+__device__ __forceinline__ void barrier_wait_unless(std::uint32_t complete, Barrier* barrier,
+                                                    std::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "setp.ne.u32 done, %2, 0;\n"
+      "@done bra finished;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity), "r"(complete)
+      : "memory");
+}
+
 /// bar.sync over `threads` threads (a multiple of 32). Barrier 0 belongs to __syncthreads.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
