@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the documents: links and paths exist, and the commands in ```sh blocks exist with the flags they use."""
+"""Checks the documents: links, paths and tests exist, and the commands in ```sh blocks exist with the flags they use."""
 import argparse
 import json
 import re
@@ -13,6 +13,8 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 # `src/...` and the like in backquotes; a trailing `:12` or a glob is not a path to look up.
 PATH = re.compile(r"`((?:\./)?(?:src|include|tests|tools|docs|cmake|bench|examples|python|\.ci)/[\w./+-]*)`")
+# `Suite.Test` of CTest or unittest; with dots behind it the beginning of a name.
+TEST = re.compile(r"`([A-Z]\w+)\.([A-Z]\w*|test_\w+)(\.\.\.)?`")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|work)/\w")
 KNOWN = {"c++", "cpack", "git", "cd", "cmake", "ctest", "python3", "export", "sudo", "apt-get"}
 
@@ -46,6 +48,21 @@ def check_links(root, document, text):
             complaints.append(f"`{path}`: no such path")
     if MACHINE_PATH.search(text):
         complaints.append(f"a path of somebody's machine: {MACHINE_PATH.search(text)[0]}...")
+    return complaints
+
+
+def test_sources(root):
+    return "\n".join(file.read_text(encoding="utf-8") for file in sorted((root / "tests").rglob("*")) if file.suffix in (".cc", ".cu", ".py"))
+
+
+def check_tests(sources, text):
+    complaints = []
+    for suite, name, dots in TEST.findall(FENCE.sub("", text)):
+        end = "" if dots else r"\b"
+        compiled = re.search(rf"\({suite},\s*{name}{end}", sources)
+        in_class = re.search(rf"^class {suite}\b", sources, re.M) and re.search(rf"def {name}{end}", sources)
+        if not compiled and not in_class:
+            complaints.append(f"`{suite}.{name}{dots}`: no such test")
     return complaints
 
 
@@ -118,13 +135,13 @@ def check_command(root, words, helps):
 
 
 def check(root, basin):
-    helps, complaints = Helps(root, basin), []
+    helps, complaints, sources = Helps(root, basin), [], test_sources(root)
     found = documents(root)
     if not found:
         return ["no documents found"], 0
     for document in found:
         text = document.read_text(encoding="utf-8")
-        problems = check_links(root, document, text)
+        problems = check_links(root, document, text) + check_tests(sources, text)
         for words in commands(text):
             problems += check_command(root, words, helps)
         complaints += [f"{document.relative_to(root)}: {problem}" for problem in problems]

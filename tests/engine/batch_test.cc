@@ -251,6 +251,30 @@ TEST(Batch, WhoStartsBesideACopiedSequenceFindsItsPages) {
   EXPECT_GT(together, 0);
 }
 
+// Copies take no more memory than the pool has. What has no room for its own is computed again, under its mask and from its
+// whole history, not from what its window holds.
+TEST(Batch, AWindowedSequenceWithoutRoomForItsCopyIsComputedAgain) {
+  std::map<std::uint64_t, Request> asked;
+  const std::int64_t windows[] = {66, 46, 46, 46};
+  for (std::uint64_t id = 1; id <= 4; ++id) {
+    asked[id] = request(text(static_cast<std::int64_t>(id), 5), 150);
+    asked[id].policy = {3, windows[id - 1], id == 2};
+  }
+  Bench bench(20, options(4, 16, false));
+  for (const auto& [id, what] : asked) bench.add(id, what);
+  ASSERT_TRUE(bench.run(10'000));
+  std::int64_t preemptions = 0;
+  for (const auto& [id, what] : asked) {
+    const Answer& answer = bench.answers.at({id, 0});
+    EXPECT_EQ(answer.tokens, alone(what).tokens) << id;
+    preemptions += answer.usage.preemptions;
+  }
+  EXPECT_GE(preemptions, 3);
+  EXPECT_GT(bench.batch->metrics().copied_pages, 0);
+  EXPECT_GT(bench.batch->metrics().computed_tokens, 4 * (5 + 149));
+  EXPECT_EQ(bench.held(), 0);
+}
+
 TEST(Batch, ACopiedOutSequenceCanBeCancelled) {
   Bench bench(14, options(3, 32));
   for (std::uint64_t id = 1; id <= 3; ++id) {

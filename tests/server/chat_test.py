@@ -24,7 +24,7 @@ class Liar:
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         self.asked = threading.Event()
         self.open = []  # those that hang
-        self.bodies = []  # of what was posted
+        self.bodies, self.times = [], []  # of what was posted
         threading.Thread(target=self.serve, daemon=True).start()
 
     def serve(self):
@@ -44,6 +44,7 @@ class Liar:
             size = int(re.search(rb"(?i)content-length: (\d+)", header)[1])
             while len(posted) < size:
                 posted += client.recv(65536)
+            self.times.append(time.monotonic())
             self.bodies.append(json.loads(posted))
         body, kind = (self.models, "application/json") if data.startswith(b"GET") else (self.answer, self.kind)
         try:
@@ -291,6 +292,26 @@ class BenchServe(ServerTest):
             self.assertEqual((lines[-1]["failed"], lines[-1]["output_tokens"]), (0, 42))
             self.assertLessEqual(lines[-1]["ttft_ms"]["p50"], lines[-1]["e2e_ms"]["p50"])
 
+    def test_a_rate_is_kept_at_random_times(self):
+        liar = Liar(events(b"[DONE]"))
+        self.addCleanup(liar.close)
+
+        def gaps(seed):
+            liar.times.clear()
+            subprocess.run([BINARY, "bench", "serve", "--url", liar.url, "--requests", "60", "--rate", "60", "--input-tokens", "2",
+                            "--vocabulary", "300", "--seed", str(seed)], capture_output=True, check=True, timeout=60)
+            times = sorted(liar.times)
+            self.assertEqual(len(times), 60)
+            return [after - before for before, after in zip(times, times[1:])]
+
+        one, same, other = gaps(1), gaps(1), gaps(2)
+        for each in (one, same, other):  # a second for all, whatever its spread: 1 +- 0.13
+            self.assertTrue(0.5 < sum(each) < 2.0, sum(each))
+            # Of such times two of three gaps are shorter than the mean; of equal ones half, and the longest is no longer.
+            self.assertGreater(max(each), 2.5 * sum(each) / len(each))
+        apart = lambda a, b: sum(abs(x - y) for x, y in zip(a, b))
+        self.assertLess(apart(one, same), apart(one, other) / 2)
+
     def test_failures_are_failures(self):
         done = subprocess.run([BINARY, "bench", "serve", "--url", self.server.url, "--requests", "2", "--input-tokens", "5000",
                                "--vocabulary", "250", "--json"], capture_output=True, check=False, timeout=120)
@@ -311,6 +332,23 @@ class BenchServe(ServerTest):
                       ("--sink-tokens", "2")):
             done = subprocess.run([BINARY, "bench", "serve", "--url", self.server.url, *flags], capture_output=True, check=False)
             self.assertEqual(done.returncode, 2, (flags, done.stderr))
+
+
+class Keys(ServerTest):
+    ARGS = ("--api-key", "sesame", "--quiet")
+
+    def test_clients_send_theirs(self):
+        commands = (("chat", "--max-tokens", "2"), ("bench", "serve", "--requests", "1", "--input-tokens", "3", "--output-tokens", "2"))
+        environment = {name: value for name, value in os.environ.items() if name != "BASIN_API_KEY"}
+        for command in commands:
+            for flags, key, code in (((), None, 1), ((), "wrong", 1), (("--api-key", "wrong"), None, 1), (("--api-key", "sesame"), None, 0),
+                                     ((), "sesame", 0), (("--api-key", "sesame"), "wrong", 0), (("--api-key", "wrong"), "sesame", 1)):
+                done = subprocess.run([BINARY, *command, "--url", self.server.url, *flags], input=b"hello\n", capture_output=True, check=False,
+                                      timeout=60, env={**environment, **({"BASIN_API_KEY": key} if key else {})})
+                self.assertEqual(done.returncode, code, (command, flags, key, done.stderr))
+                if code == 1:
+                    self.assertRegex(done.stderr, b"401|wants a key")
+                self.assertNotIn(b"sesame", done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,16 @@ class Completions(ServerTest):
         self.assertEqual(self.ask(max_tokens=3, logit_bias={"104": 100})["choices"][0]["text"],
                          self.server.post("/detokenize", {"tokens": [104] * 3})["prompt"])
 
+    def test_the_end_of_a_text_can_be_ignored(self):
+        (end,) = self.server.post("/tokenize", {"prompt": "<|im_end|>", "add_special_tokens": False})["tokens"]
+        fields = {"max_tokens": 5, "logit_bias": {str(end): 100}}
+        got = self.ask(**fields, ignore_eos=False)
+        self.assertEqual((got["choices"][0]["finish_reason"], got["choices"][0]["text"], got["usage"]["completion_tokens"]), ("stop", "", 0))
+        got = self.ask(**fields, ignore_eos=True)
+        self.assertEqual((got["choices"][0]["finish_reason"], got["usage"]["completion_tokens"]), ("length", 5))
+        shown = self.ask(**fields, ignore_eos=True, skip_special_tokens=False)
+        self.assertEqual((got["choices"][0]["text"], shown["choices"][0]["text"]), ("", "<|im_end|>" * 5))
+
     def test_a_stream_is_the_same_text(self):
         for fields in ({"temperature": 0}, {"temperature": 1.2, "seed": 5}, {"temperature": 1.2, "seed": 6, "stop": ["e"]}):
             whole = self.ask(max_tokens=60, **fields)
@@ -789,12 +799,21 @@ class Ends(unittest.TestCase):
         result = {}
 
         def ask():
-            result["events"] = server.events(COMPLETIONS, {"prompt": "hello", "max_tokens": 600, "ignore_eos": True})
+            result["events"] = server.events(COMPLETIONS, {"prompt": "hello", "max_tokens": 2000, "ignore_eos": True})
 
         thread = threading.Thread(target=ask)
         thread.start()
         server.wait_for(lambda m: m["basin_generated_tokens_total"] > 0)
-        self.assertEqual(server.stop(), 0)
+        server.process.send_signal(signal.SIGTERM)
+        refused = False
+        while thread.is_alive() and not refused:  # nobody new is let in meanwhile
+            try:
+                server.get("/ready")
+            except OSError:
+                refused = thread.is_alive()
+        self.assertTrue(refused)
+        self.assertEqual(server.process.wait(timeout=60), 0)
+        server.process.stdout.close()
         thread.join()
         self.assertEqual(result["events"][-1]["choices"][0]["finish_reason"], "length")
         server.log.close()

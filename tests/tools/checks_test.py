@@ -120,6 +120,14 @@ class Docs(Folder):
                            ("`src/missing.cc`", "no such path"), ("see /" + "root/x", "machine")]:
             self.assertIn(word, "".join(self.complaints(text)), text)
 
+    def test_tests_exist(self):
+        self.write("tests/a_test.cc", "TEST_F(Batch, AnswersAreThose) {}\n")
+        self.write("tests/b_test.py", "class Life(Base):\n    def test_a_client_goes(self): pass\n")
+        for name in ("Batch.AnswersAreThose", "Batch.Answers...", "Life.test_a_client_goes", "Life.test_a..."):
+            self.assertEqual(self.complaints(f"`{name}`"), [], name)
+        for name in ("Batch.Answers", "Batch.AnswersAreThese", "Batches.AnswersAreThose", "Life.test_a", "Death.test_a_client_goes"):
+            self.assertIn("no such test", "".join(self.complaints(f"`{name}`")), name)
+
     def test_bad_commands_fail(self):
         for line, word in [("basin info --nothing", "no flag --nothing"), ("basin explode M", "not a command"),
                            ("./missing", "no such file"), ("tools/missing", "no such file"), ("./run --long", "no flag --long"),
