@@ -11,7 +11,7 @@ endif()
 # The CPU targets that this build has, by the names of BASIN_CPU.
 set(BASIN_CPU_TARGETS generic)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND BASIN_CPU_TARGETS avx2 avx512_bf16)
+  list(APPEND BASIN_CPU_TARGETS avx2 avx512_bf16 amx)
 endif()
 
 # libFuzzer is clang's; clang 14 has no std::source_location.
@@ -114,8 +114,9 @@ function(basin_bench name)
   target_link_libraries(${name} PRIVATE ${arg_DEPENDS} ${BASIN_FMT} benchmark::benchmark)
 endfunction()
 
-# basin_cpu_kernels(module source.cc ...): compiles each source once per CPU target and adds the objects to
-# basin_<module>. The source sees BASIN_TARGET = generic | avx2 | avx512_bf16, and puts everything it defines into
+# basin_cpu_kernels(module [AMX] source.cc ...): compiles each source once per CPU target and adds the objects to
+# basin_<module>; for amx only if AMX says so, other modules run there what they have for avx512_bf16. The source sees
+# BASIN_TARGET = generic | avx2 | avx512_bf16 | amx, and puts everything it defines into
 # namespace basin::...::BASIN_TARGET; Highway's static dispatch follows the flags. Such a source must not emit
 # inline or template functions of shared headers (the linker would keep one copy, built for any target), so it
 # includes only plain declarations, intrinsics and Highway; tools/check_kernel_symbols.py holds it to that.
@@ -126,15 +127,22 @@ endfunction()
 # alignment is checked on the generic target alone. Fuzzers, which feed what reads bytes, leave kernels as they are,
 # and their AVX-512 is AVX2: clang 16 crashes on one of attention's otherwise.
 function(basin_cpu_kernels module)
+  cmake_parse_arguments(arg "AMX" "" "" ${ARGN})
   set(flags_generic "")
   set(flags_avx2 -march=haswell -mtune=generic)
   set(flags_avx512_bf16 -march=cooperlake -mtune=generic -mprefer-vector-width=512)
+  set(flags_amx ${flags_avx512_bf16} -mamx-tile -mamx-int8)
   if(BASIN_FUZZ)
     set(flags_avx512_bf16 ${flags_avx2})
+    set(flags_amx ${flags_avx2})
   endif()
-  foreach(target ${BASIN_CPU_TARGETS})
+  set(targets ${BASIN_CPU_TARGETS})
+  if(NOT arg_AMX)
+    list(REMOVE_ITEM targets amx)
+  endif()
+  foreach(target ${targets})
     set(objects basin_${module}_${target})
-    add_library(${objects} OBJECT ${ARGN})
+    add_library(${objects} OBJECT ${arg_UNPARSED_ARGUMENTS})
     basin_target_options(${objects})
     target_compile_definitions(${objects} PRIVATE BASIN_TARGET=${target} BASIN_TARGET_${target}=1
                                HWY_DISABLE_PCLMUL_AES=1)  # -march=haswell has no AES, which we never use

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TARGETS = ("generic", "avx2", "avx512_bf16")
+TARGETS = ("generic", "avx2", "avx512_bf16", "amx")
 FOLDER = re.compile(r"basin_\w+?_(" + "|".join(TARGETS) + r")\.dir$")
 # Weak by nature and without code of ours: the personality routine's reference and type descriptors' labels.
 ALLOWED_WEAK = {"DW.ref.__gxx_personality_v0"}

@@ -6,11 +6,13 @@
 
 namespace basin {
 
-/// make(T) for the T of cpu_target(): generic::Target, avx2::Target or avx512_bf16::Target.
+/// make(T) for the T of cpu_target(): generic::Target, avx2::Target, avx512_bf16::Target or amx::Target.
 template <typename Make>
 auto choose_kernels(const Make& make) {
   switch (cpu_target()) {
 #if defined(__x86_64__)
+    case CpuTarget::amx:
+      return make(amx::Target());
     case CpuTarget::avx512_bf16:
       return make(avx512_bf16::Target());
     case CpuTarget::avx2:

@@ -20,5 +20,9 @@ struct Target {};
 namespace avx512_bf16 {
 struct Target {};
 }  // namespace avx512_bf16
+namespace amx {
+// A module that has no kernels of its own for it runs those of avx512_bf16.
+struct Target : avx512_bf16::Target {};
+}  // namespace amx
 
 }  // namespace basin

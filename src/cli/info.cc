@@ -39,7 +39,7 @@ std::vector<std::string> split_list(const std::string& list) {
 int describe_build(bool json) {
   const ThreadPool pool(0);
   std::vector<std::string> runnable;
-  for (const CpuTarget target : {CpuTarget::generic, CpuTarget::avx2, CpuTarget::avx512_bf16}) {
+  for (const CpuTarget target : kCpuTargets) {
     if (runs_here(target)) runnable.emplace_back(name(target));
   }
   const std::string target(name(cpu_target()));

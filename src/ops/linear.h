@@ -2,7 +2,7 @@
 //
 // Promise: each output element is one fixed sequence of operations over K that depends on the weight's dtype
 // and the `Compute` only, never on the number of rows, on threads or on tiles. So a token's result is bitwise
-// the same alone and in any batch. The targets avx2 and avx512_bf16 also agree, except on bf16 weights in fast
+// the same alone and in any batch. The targets but generic also agree, avx2 except on bf16 weights in fast
 // products; generic has no fused multiply-add and rounds once more.
 #pragma once
 

@@ -16,7 +16,7 @@ namespace {
 std::vector<double> seen_activations(const std::vector<float>& x, DType weight, Compute compute) {
   std::vector<double> seen(x.begin(), x.end());
   if (compute == Compute::fp32) return seen;
-  if (weight == DType::bf16 && cpu_target() == CpuTarget::avx512_bf16) {
+  if (weight == DType::bf16 && cpu_target() >= CpuTarget::avx512_bf16) {
     for (std::size_t i = 0; i < x.size(); ++i) seen[i] = static_cast<double>(to_float(to_bf16(x[i])));
   }
   if (!is_quantised(weight)) return seen;

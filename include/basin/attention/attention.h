@@ -17,7 +17,7 @@ enum class Backend {
 /// What actually ran, for reports and tests. Static strings.
 struct Ran {
   std::string_view backend;  // "reference" or "cpu"
-  std::string_view target;   // "double", or "avx512_bf16", "avx2", "generic"
+  std::string_view target;   // "double", or "amx", "avx512_bf16", "avx2", "generic"
 };
 
 /// Runs attention forward. Throws Error(invalid_argument) for shapes, dtypes, strides or lengths that

@@ -128,7 +128,7 @@ typedef struct basin_attention_backward_args {
 /* What actually ran: static strings. */
 typedef struct basin_attention_ran {
   const char* backend; /* "reference" or "cpu" */
-  const char* target;  /* "double", or "avx512_bf16", "avx2", "generic" */
+  const char* target;  /* "double", or "amx", "avx512_bf16", "avx2", "generic" */
 } basin_attention_ran;
 
 /* "0.1.0", and BASIN_ATTENTION_ABI as the library was compiled with. */

@@ -45,7 +45,7 @@ void select(const Indexer& indexer, ThreadPool& pool);
 /// their number. Throws Error(invalid_argument) naming a score that is NaN.
 std::int64_t select_topk(std::span<const float> scores, std::int64_t topk, std::int32_t* out);
 
-/// The compiled target that `forward` uses in this process: "generic", "avx2" or "avx512_bf16".
+/// The target of this process: "generic", "avx2", "avx512_bf16" or "amx", where `forward` runs the kernels of avx512_bf16.
 std::string_view target_name();
 
 }  // namespace basin::attention::cpu

@@ -10,11 +10,17 @@ enum class CpuTarget {
   generic,      // any x86-64 (or other) machine
   avx2,         // AVX2 + FMA + F16C
   avx512_bf16,  // AVX-512 F/BW/DQ/VL with BF16 and VNNI
+  amx,          // that, and AMX tiles of int8, in the products of ops: the same bits, sooner
 };
 
-/// "generic", "avx2", "avx512_bf16": the values of BASIN_CPU.
+inline constexpr CpuTarget kCpuTargets[] = {CpuTarget::generic, CpuTarget::avx2, CpuTarget::avx512_bf16,
+                                            CpuTarget::amx};
+
+/// "generic", "avx2", "avx512_bf16", "amx": the values of BASIN_CPU.
 std::string_view name(CpuTarget target);
 
+/// Whether this machine runs it. For amx that asks the kernel to let this process use the tiles, which makes the frames of its
+/// signal handlers larger.
 bool runs_here(CpuTarget target);
 
 /// The best target of this machine, or the one that BASIN_CPU names; read once, at the first call. Throws

@@ -7,6 +7,7 @@
 
 #include "ops/cpu/groups.h"
 #include "ops/cpu/row_group.h"
+#include "ops/cpu/tiles.h"
 
 namespace basin::ops::cpu::BASIN_TARGET {
 namespace {
@@ -150,16 +151,9 @@ void multiply_group(const Panel& panel, const RowGroup& group) {
   finish_group(panel, group, 0, sum.sum);
 }
 
-/// Sixteen rows unpacked: for each block of 32, kBlockWords Words, its d's and its m.
-struct Packed {
-  std::byte* q;
-  float* d;
-  float* m;
-};
-
-// With `kFetches` the group behind it is fetched meanwhile.
+// With `kFetches` the group behind it is fetched meanwhile. `bias` is taken away from each element.
 template <typename F, bool kFetches>
-void pack_group(const RowGroup& group, std::int64_t inputs, const Packed to) {
+void pack_group(const RowGroup& group, std::int64_t inputs, int bias, const Packed to) {
   constexpr std::int64_t kRuns = F::kElements / kBlock;
   constexpr int kPuts = static_cast<int>(kRuns) * kBlockWords;
   each_block<F>(
@@ -169,7 +163,8 @@ void pack_group(const RowGroup& group, std::int64_t inputs, const Packed to) {
           const std::int64_t first = b * kRuns + unit * F::kUnit;
           F::template unpack<decltype(unit)::value>(
               block, group.row_bytes, header, [&](auto run, auto w, const Words& words) BASIN_LAMBDA {
-                store_words(words, to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
+                store_words(bias == 0 ? words : less_bytes(words, bias),
+                            to.q + ((first + run) * kBlockWords + w) * kWordsBytes);
                 if constexpr (kFetches) ahead.template fetch<(unit * F::kUnit + run) * kBlockWords + w>();
               });
           unroll<F::kUnit>([&](auto run) BASIN_LAMBDA {
@@ -277,15 +272,26 @@ void int8_panel(const Panel& panel) {
     for (; row < panel.rows; row += kGroupRows) multiply_group<F>(panel, group_at(panel, row, free));
     return;
   }
+#if defined(__AMX_INT8__)
+  const bool by_tiles = panel.x.tokens >= kAmxTokens;
+#else
+  constexpr bool by_tiles = false;
+#endif
   const auto run = [&](auto groups) {
     RowGroup group[groups];
     Packed to[groups];
     for (int g = 0; g < groups; ++g) {
       group[g] = group_at(panel, row + g * kGroupRows, free);
       to[g] = packed[g];
-      (panel.after != nullptr ? pack_group<F, true> : pack_group<F, false>)(group[g], panel.x.inputs, to[g]);
+      (panel.after != nullptr ? pack_group<F, true> : pack_group<F, false>)(group[g], panel.x.inputs,
+                                                                            by_tiles ? F::kBias : 0, to[g]);
     }
-    packed_tokens<T, groups>(panel, to, group);
+#if defined(__AMX_INT8__)
+    if (by_tiles) {
+      all_tokens_by_tiles<T, groups>(panel, to, group);
+    } else
+#endif
+      packed_tokens<T, groups>(panel, to, group);
     row += groups * kGroupRows;
   };
   if constexpr (kTileGroups > 1) {

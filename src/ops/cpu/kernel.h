@@ -77,6 +77,7 @@ constexpr std::int64_t scratch_floats(std::int64_t padded_inputs) {
 Kernel kernel(generic::Target);
 Kernel kernel(avx2::Target);
 Kernel kernel(avx512_bf16::Target);
+Kernel kernel(amx::Target);
 
 /// The kernels of the target that this process runs.
 const Kernel& kernel();

@@ -14,6 +14,13 @@ struct RowGroup {
   const std::byte* next;  // what is read after it
 };
 
+/// A group unpacked: for each block of 32 elements, a word for each four of them, its d's and its m.
+struct Packed {
+  std::byte* q;
+  float* d;
+  float* m;
+};
+
 // The group from `row` on. Nothing may be read behind the last row, so the last ones are copied if they are fewer.
 BASIN_INLINE RowGroup group_at(const Panel& panel, std::int64_t row, float* copy) {
   const std::byte* rows = panel.weight + row * panel.row_bytes;
@@ -34,20 +41,28 @@ BASIN_INLINE RowGroup group_at(const Panel& panel, std::int64_t row, float* copy
 
 // Fetches what is read after a group while that is read, in the order of memory: the hardware sees no stream where
 // sixteen rows are read together, a piece of each. A piece is kBytes of each row, and its lines are asked for one by one, in
-// kTimes calls, since a core forgets what exceeds the misses that it can follow.
+// kTimes calls, since a core forgets what exceeds the misses that it can follow. Cores that have AMX follow more misses of the second
+// cache than of the first, and further ahead.
 template <std::int64_t kBytes, int kTimes>
 struct Ahead {
+#if defined(BASIN_TARGET_amx)
+  static constexpr int kLocality = 2;
+  static constexpr std::int64_t kFurther = 16384;
+#else
+  static constexpr int kLocality = 3;
+  static constexpr std::int64_t kFurther = 0;
+#endif
   const std::byte* from;
 
   Ahead(const RowGroup& group, std::int64_t offset)  // which is how far into each row the piece begins
-      : from(group.next + kGroupRows * offset) {}
+      : from(group.next + kGroupRows * offset + kFurther) {}
 
   template <int kTime>
   BASIN_INLINE void fetch() const {
     constexpr std::int64_t kLines = (kGroupRows * kBytes + kCacheLine - 1) / kCacheLine;
     constexpr std::int64_t kFirst = kTime * kLines / kTimes, kLast = (kTime + 1) * kLines / kTimes;
     unroll<static_cast<int>(kLast - kFirst)>(
-        [&](auto i) BASIN_LAMBDA { __builtin_prefetch(from + (kFirst + i) * kCacheLine); });
+        [&](auto i) BASIN_LAMBDA { __builtin_prefetch(from + (kFirst + i) * kCacheLine, 0, kLocality); });
   }
 };
 

@@ -166,6 +166,15 @@ BASIN_INLINE Words look_up(const std::uint8_t (&table)[16], const Words& a) {
 #endif
 }
 
+// Each byte less `bias`, modulo 256.
+BASIN_INLINE Words less_bytes(const Words& a, [[maybe_unused]] int bias) {
+#if defined(__AVX512F__)
+  return {_mm512_sub_epi8(a.all, _mm512_set1_epi8(static_cast<char>(bias)))};
+#else
+  return a;  // nobody asks
+#endif
+}
+
 // As signed integers.
 BASIN_INLINE F16 to_floats(const Words& a) {
 #if defined(__AVX512F__)
@@ -183,9 +192,15 @@ BASIN_INLINE F16 to_floats(const Words& a) {
 
 // The same bits.
 BASIN_INLINE F16 as_floats(const Words& a) {
+#if defined(__AVX512F__)
+  F16 r;
+  r.part[0].raw = _mm512_castsi512_ps(a.all);
+  return r;
+#else
   alignas(64) float x[kLanes];
   store_words(a, x);
   return load(x);
+#endif
 }
 
 BASIN_INLINE Words as_words(const F16& a) {

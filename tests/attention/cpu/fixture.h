@@ -17,8 +17,9 @@ class CpuTest : public testing::Test {
  protected:
   void SetUp() override {
     const char* forced = std::getenv("BASIN_CPU");
-    ASSERT_NE(forced, nullptr) << "these tests need BASIN_CPU=generic, avx2 or avx512_bf16; ctest sets it";
-    for (const CpuTarget target : {CpuTarget::generic, CpuTarget::avx2, CpuTarget::avx512_bf16}) {
+    ASSERT_NE(forced, nullptr)
+        << "these tests need BASIN_CPU=generic, avx2, avx512_bf16 or amx; ctest sets it";
+    for (const CpuTarget target : kCpuTargets) {
       if (name(target) == forced && !runs_here(target)) {
         GTEST_SKIP() << "this CPU cannot run the target " << forced;
       }
